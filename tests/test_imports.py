@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.sources import MODULES, ROOT, TOPS, tree_of
+
 ROOMS = (
     ("graphs.system",),
     ("graphs",),
@@ -39,8 +41,7 @@ one floor do not import each other, but for the modules of `ONE_SUBJECT`, which 
 ONE_SUBJECT = ROOMS[4]
 MOST_MODULES = 20
 """Modules in a folder, `__init__` and `__main__` left out."""
-OURS = ("graphs", "envs", "agent", "train_agent", "evaluate")
-MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
+OURS = (*TOPS, "train_agent", "evaluate")
 HEAVY = [
     "torch",
     "torch_geometric",
@@ -59,20 +60,17 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Full names that a module imports, anywhere in its code."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: import by the full name"
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return {
-        name
-        for name in names
-        if name.partition(".")[0] in ("graphs", "envs", "agent", "train_agent", "evaluate")
-    }
+    return {name for name in names if name.partition(".")[0] in OURS}
 
 
 def room_of(module: str) -> tuple[int, str]:
@@ -88,13 +86,13 @@ def room_of(module: str) -> tuple[int, str]:
     return floor, room
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down(path: Path) -> None:
-    floor, room = room_of(name_of(path))
-    for name in imported(path):
-        other_floor, other = room_of(name)
-        allowed = other_floor < floor or other == room or {room, other} <= set(ONE_SUBJECT)
-        assert allowed, f"{name_of(path)} imports {name}"
+def test_imports_go_down() -> None:
+    for path in MODULES:
+        floor, room = room_of(name_of(path))
+        for name in imported(path):
+            other_floor, other = room_of(name)
+            allowed = other_floor < floor or other == room or {room, other} <= set(ONE_SUBJECT)
+            assert allowed, f"{name_of(path)} imports {name}"
 
 
 def test_no_file_imports_itself_in_a_circle() -> None:
@@ -118,14 +116,11 @@ def test_the_map_shows_every_room() -> None:
     assert on_the_map == {str(path.parent.relative_to(ROOT)) for path in MODULES}
 
 
-@pytest.mark.parametrize(
-    "package", sorted({path.parent for path in MODULES}), ids=lambda path: str(path.name)
-)
-def test_a_package_loads_nothing_heavy(package: Path) -> None:
+def test_a_package_loads_nothing_heavy() -> None:
     """`__init__` of a package below the top imports no module of ours."""
-    init = package / "__init__.py"
-    if package.parent != ROOT and package != ROOT / "graphs" / "families" and init.exists():
-        assert not imported(init)
+    for init in (path for path in MODULES if path.stem == "__init__"):
+        if init.parents[1] != ROOT and init.parent != ROOT / "graphs" / "families":
+            assert not imported(init), init
 
 
 def loaded(code: str) -> set[str]:

@@ -112,14 +112,6 @@ def test_an_evaluation_adapts_to_what_it_measures(
     assert answer["device_of"] == made[steps_s.index(min(steps_s))]
 
 
-def test_adapting_needs_measurements(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate.main([*FLAGS, "--placers", "single", "--adapt", "--out", "no"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "give --measured K as well" in err
-    assert not (place / "no").exists()
-
-
 def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*MEASURED, *SMALL, "--timesteps", "48", "--eval-every", "1"]
     assert train.main([*words, "--name", "own"]) == 0
@@ -179,23 +171,6 @@ def test_what_cannot_be_measured_is_one_line(
     assert message in err[0]
     assert len(err) == 1
     assert not (place / "runs" / "no").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--families", "ptb"], "measuring needs a model"),
-        ([*FLAGS, "--precision", "bf16"], "--precision changes costs, not the model that is measured"),
-        ([*FLAGS, "--cluster", "4xv100"], "this machine has only"),
-    ],
-)
-def test_an_evaluation_that_cannot_measure_says_why(
-    words: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for more in ((), ("--adapt",)):
-        assert evaluate.main([*words, "--placers", "single", "--measured", "1", *more, "--out", "no"]) == 2
-    assert message in capsys.readouterr().err
-    assert not (place / "no").exists()
 
 
 def test_the_step_of_a_token_is_not_measured(tmp_path: Path) -> None:

@@ -125,41 +125,11 @@ def test_extensions_work_as_pasted(clone: Path) -> None:
     add(clone / "graphs/families/registry.py", r"^    \"llama\": 12,$", '    "mlp": 2,')
     add(clone / "agent/policy/encoders/base.py", r"\"transformer\"", '"linear"', separator=", ")
     run(clone, "-m", "graphs.dataset", "--build", "--families", "mlp", "--out", "built")
-    run(
-        *(
-            clone,
-            "train_agent.py",
-            "--graphs",
-            "built/mlp.jsonl.gz",
-            "--name",
-            "extended",
-            "--encoder",
-            "linear",
-        ),
-        *("--minutes", MINUTES, "--order", "widest-first"),
-    )
-    printed = run(
-        *(
-            clone,
-            "evaluate.py",
-            "--graphs",
-            "built/mlp.jsonl.gz",
-            "--policy",
-            "runs/extended",
-            "--include-seen",
-        ),
-        *(
-            "--placers",
-            "coin-toss",
-            "policy",
-            "--orders",
-            "widest-first",
-            "--seeds",
-            "1",
-            "--out",
-            "runs/extended/out",
-        ),
-    )
+    flags = f"--graphs built/mlp.jsonl.gz --name extended --encoder linear --minutes {MINUTES}"
+    run(clone, "train_agent.py", *flags.split(), "--order", "widest-first")
+    flags = "--graphs built/mlp.jsonl.gz --policy runs/extended --include-seen --placers coin-toss policy"
+    flags += " --orders widest-first --seeds 1 --out runs/extended/out"
+    printed = run(clone, "evaluate.py", *flags.split())
     assert "coin-toss" in printed
     assert "widest-first" in printed
 

@@ -12,12 +12,7 @@ from graphs.capture.tracing import TESTED_TORCH
 from tests import versions
 from tests.versions import FIRST, LAST, PAIRS, Result
 
-GOOD = Result("2.15.0", "3.12", "2.15.0+cu132", "abc1234", "2026-11-26", versions.TESTS, passed=5, skipped=1)
-JUNIT = """<testsuites><testsuite>
-<testcase classname="tests.a" name="test_good"/>
-<testcase classname="tests.a" name="test_bad"><failure message="no"/></testcase>
-<testcase classname="tests.a" name="test_left"><skipped message="why"/></testcase>
-</testsuite></testsuites>"""
+GOOD = Result("2.15.0", "3.12", "2.15.0+cu132", "abc1234", "2026-11-26", "5 passed, 1 skipped", is_whole=True)
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
@@ -38,12 +33,10 @@ def test_supported_versions_are_those_that_are_tried() -> None:
 def test_results_are_kept_and_written(tmp_path: Path) -> None:
     path, page = tmp_path / "versions.json", tmp_path / "page.md"
     page.write_text(f"before\n{FIRST}\nold\n{LAST}\nafter\n")
-    bad = replace(GOOD, torch="2.9.0", passed=0, failed=("tests.a::test_bad",))
-    for result in (replace(GOOD, passed=1), bad, GOOD):
+    bad = replace(GOOD, torch="2.9.0", words="1 failed, 1 skipped", is_whole=False)
+    for result in (replace(GOOD, words="1 passed"), bad, GOOD):
         found = versions.keep(result, path)
-    assert versions.read_results(path) == [
-        replace(each, tests=list(each.tests), failed=list(each.failed)) for each in (GOOD, bad)
-    ]
+    assert versions.read_results(path) == [GOOD, bad]
     versions.write_table(found, page)
     text = page.read_text()
     assert text.startswith(f"before\n{FIRST}\n| torch |")
@@ -52,31 +45,23 @@ def test_results_are_kept_and_written(tmp_path: Path) -> None:
     assert "| 2.15.0+cu132 | 3.12 | 1 failed, 1 skipped |" in text
     assert "| 2.13.0 | 3.13 | not run |  |  |" in text
     assert "old" not in text
-    part = replace(GOOD, tests=("tests/graphs/capture",))
-    assert part.words == "5 passed, 1 skipped (of tests/graphs/capture alone)"
-
-
-def test_a_report_is_counted(tmp_path: Path) -> None:
-    path = tmp_path / "report.xml"
-    path.write_text(JUNIT)
-    assert versions.read_junit(path) == {"passed": 1, "skipped": 1, "failed": ["tests.a::test_bad"]}
 
 
 def test_a_python_that_is_not_here_is_said(tmp_path: Path) -> None:
     found = versions.run_pair("2.15.0", "3.99", tmp_path / "none", versions.TESTS)
-    assert found.failure == "no Python 3.99 here"
-    assert found.words == found.failure
+    assert (found.words, found.is_whole) == ("no Python 3.99 here", False)
 
 
-def test_a_pair_runs_the_tests_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tests", "words"), [(versions.TESTS, "5 passed"), (("tests/a",), "5 passed (of tests/a alone)")]
+)
+def test_a_pair_runs_the_tests_in_its_environment(tmp_path: Path, tests: tuple[str, ...], words: str) -> None:
     folder = tmp_path / "torch"
     (folder / "bin").mkdir(parents=True)
     script = folder / "bin" / "python"
     script.write_text(
-        f'#!/bin/sh\ncase "$*" in *junitxml*) cat > {folder}/report.xml <<END\n{JUNIT}\nEND\n;; '
-        "*) echo 2.15.0+x;; esac\n"
+        '#!/bin/sh\ncase "$*" in *pytest*) echo "5 passed in 3.0s" ;; *) echo 2.15.0+x ;; esac\n'
     )
     script.chmod(0o755)
-    found = versions.run_pair("2.15.0", "3.11", folder, ("tests/a",))
-    assert (found.installed, found.passed, found.skipped) == ("2.15.0+x", 1, 1)
-    assert list(found.failed) == ["tests.a::test_bad"]
+    found = versions.run_pair("2.15.0", "3.11", folder, tests)
+    assert (found.installed, found.words, found.is_whole) == ("2.15.0+x", words, tests == versions.TESTS)

@@ -88,30 +88,25 @@ def test_it_brings_every_file_that_code_reads(wheel: Path) -> None:
     assert brought == expected
 
 
-def test_it_is_imported_from_the_environment(programs: Path, tmp_path: Path) -> None:
-    code = (
-        "import agent, envs, graphs, importlib.util\n"
-        "assert importlib.util.find_spec('evaluate') is None\n"
-        "assert importlib.util.find_spec('train_agent') is None\n"
-        "print(*(package.__file__ for package in (agent, envs, graphs)), sep='\\n')"
-    )
+def test_it_is_imported_from_the_environment_and_its_data_is_found(programs: Path, tmp_path: Path) -> None:
+    code = """
+import agent, envs, graphs, importlib.util
+from agent.lab.experiment import RESULTS
+from agent.policy.serialization import read_policy
+from envs.cluster.presets import get_cluster
+from graphs.dataset import load_family
+
+assert importlib.util.find_spec("evaluate") is None
+assert importlib.util.find_spec("train_agent") is None
+names = ("ablation", "finetuning", "orders")
+assert all((RESULTS.parent / f"{name}.json").is_file() for name in names)
+read_policy("pretrained").card
+get_cluster("4xv100-sxm2")
+assert len(load_family("llama")) == 12
+print(*(package.__file__ for package in (agent, envs, graphs)), sep="\\n")
+"""
     for line in run([programs / "python", "-c", code], tmp_path).split():
         assert Path(line).is_relative_to(programs.parent)
-
-
-def test_its_data_is_found(programs: Path, tmp_path: Path) -> None:
-    code = (
-        "from agent.lab.experiment import RESULTS\n"
-        "from graphs.dataset import load_family\n"
-        "from agent.policy.serialization import read_policy\n"
-        "names = ('ablation', 'finetuning', 'orders')\n"
-        "assert all((RESULTS.parent / f'{name}.json').is_file() for name in names)\n"
-        "read_policy('pretrained').card\n"
-        "from envs.cluster.presets import get_cluster\n"
-        "get_cluster('4xv100-sxm2')\n"
-        "print(len(load_family('llama')))"
-    )
-    assert run([programs / "python", "-c", code], tmp_path) == "12\n"
 
 
 def test_its_commands_run_in_an_empty_folder(programs: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
+from tests.sources import MODULES, ROOT, tree_of
+
 MODELS = ("graphs/families/",)
 """Models of papers, whose parts have the names that they have there."""
 REPLACED = {"decision unit": "placement unit", "walk in a beam": "particle"}
@@ -22,7 +22,7 @@ def test_a_class_name_has_one_meaning() -> None:
     for path in MODULES:
         where = str(path.relative_to(ROOT))
         if not where.startswith(MODELS):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     defined[node.name].append(where)
     assert {name: places for name, places in defined.items() if len(places) > 1} == {}
@@ -57,7 +57,7 @@ def test_a_word_stays_in_its_rooms(word: str) -> None:
 
 def classes(path: Path) -> list[str]:
     """Names of the classes of a module."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 

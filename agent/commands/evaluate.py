@@ -10,20 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.commands.evaluate_flags import LOCAL, NAME, RAY, RunFlags, make_parser
-from agent.contexts.workers.ray_cluster import check_ray_is_installed
+from agent.commands.evaluate_flags import NAME, RunFlags, make_parser
+from agent.contexts.engine import RAY, check_ray_is_installed
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.inputs import make_spec
+from agent.evaluation.report.headline import learned_line
+from agent.evaluation.run import EvaluationResult, check_content, evaluate, open_folder
+from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.terminal_report import print_lines, print_tables
+from agent.evaluation.worker import TrialMaker, run_trials
+from agent.evaluation.written import write_exports, write_handovers
+from agent.placing.exports.export import EXPORTS
 from envs.pipeline.pipeline import AUTO
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.errors import printable
+from graphs.system.plugins import load_plugins
+from graphs.system.progress import progress_bars
 from graphs.system.settings import field_types
 
 if TYPE_CHECKING:
     from agent.evaluation.measured.session import MeasuringSession
-    from agent.evaluation.run import EvaluationResult
-    from agent.evaluation.spec import EvaluationSpec
-    from agent.evaluation.worker import TrialMaker
-
 
 MANY_GRAPHS = 1000
 """Number of graphs from which the report takes seconds to write."""
@@ -42,25 +49,29 @@ def _main(words: Sequence[str]) -> int:
     given = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
     run = RunFlags.from_json(given, "command line")
     config = EvaluationConfig.from_json(options, "command line")
-    _check_before_capture(run, config, out)
-    from agent.evaluation.inputs import make_spec
-    from agent.evaluation.run import open_folder
-
+    session = _check_before_capture(run, config, out)
     spec, left_out = make_spec(config)
-    measuring = _measuring(run, config, spec, out)
+    measuring = session(config, spec.clusters, out, run.measure_timeout) if session else None
     try:
         with interruptible():
             if measuring and run.profile:
-                spec = _profiled(measuring, spec)
+                with progress_bars() as report:
+                    spec = measuring.profile(spec, report)
             open_folder(out, spec)
-            _tell_left_out(left_out)
-            command = shlex.join(["python", NAME, *words])
-            found = _compare(spec, out, run, command)
+            if left_out:
+                count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
+                print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
+            found = _compare(spec, out, run, shlex.join(["python", NAME, *words]))
             if run.trace or config.model is not None:
-                _hand_over(found, run.trace)
-            without = _export(found, run) if run.export else []
+                print_lines(write_handovers(found.answers, found.trials, trace=run.trace))
+            without: Sequence[str] = ()
+            if run.export:
+                lines, without = write_exports(found.answers, found.trials, run.export, run.export_layers)
+                print_lines(lines)
             if run.tensorboard:
-                _write_events(found)
+                from agent.evaluation.events import write_events
+
+                print(f"tensorboard: {write_events(found.answers, found.trials)}")
             if measuring:
                 _measure(measuring, run, found, out)
     except KeyboardInterrupt:
@@ -74,15 +85,17 @@ def _main(words: Sequence[str]) -> int:
     return 1 if found.failures else 0
 
 
-def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) -> None:
+def _check_before_capture(
+    run: RunFlags, config: EvaluationConfig, out: Path
+) -> type[MeasuringSession] | None:
     """Refuses what no model or graph can make right, before any of them is read.
+
+    Returns:
+        What measures, if anything is to be measured.
 
     Raises:
         InputError: flags that do not fit together, a folder of something else, or what this machine lacks.
     """
-    from agent.evaluation.run import check_content
-    from agent.placing.exports.export import EXPORTS
-
     check_content(out)
     if run.adapt and not run.measured:
         raise EvaluationError("--adapt corrects the costs by measured placements; give --measured K as well")
@@ -90,42 +103,22 @@ def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) ->
         check_ray_is_installed()
     for name in run.export:
         EXPORTS.check(name)
-    if run.measures:
-        if config.pipeline and (run.measured or run.fidelity):
-            raise EvaluationError(
-                "pipelines are simulated, not measured; leave out --measured and --fidelity"
-            )
-        if AUTO in (config.pipeline, config.split):
-            raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
-        from agent.evaluation.measured.session import check_can_measure
-        from graphs.system.plugins import load_plugins
-
-        load_plugins(config.plugin)
-        check_can_measure(config)
-
-
-def _measuring(
-    run: RunFlags, config: EvaluationConfig, spec: EvaluationSpec, out: Path
-) -> MeasuringSession | None:
     if not run.measures:
         return None
-    from agent.evaluation.measured.session import MeasuringSession
+    if config.pipeline and (run.measured or run.fidelity):
+        raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
+    if AUTO in (config.pipeline, config.split):
+        raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
+    from agent.evaluation.measured.session import MeasuringSession, check_can_measure
 
-    return MeasuringSession(config, spec.clusters, out, run.measure_timeout)
-
-
-def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSpec:
-    from graphs.system.progress import progress_bars
-
-    with progress_bars() as report:
-        return measuring.profile(spec, report)
+    load_plugins(config.plugin)
+    check_can_measure(config)
+    return MeasuringSession
 
 
 def _measure(measuring: MeasuringSession, run: RunFlags, found: EvaluationResult, out: Path) -> None:
     """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
-    from agent.evaluation.terminal_report import print_lines
-    from graphs.system.progress import progress_bars
 
     if run.measured:
         with progress_bars() as report:
@@ -139,20 +132,8 @@ def _measure(measuring: MeasuringSession, run: RunFlags, found: EvaluationResult
         print_lines(fidelity_lines(fidelity))
 
 
-def _tell_left_out(left_out: Sequence[str]) -> None:
-    if left_out:
-        count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
-        print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
-
-
 def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> EvaluationResult:
     """Makes the trials, the tables and the report."""
-    from agent.evaluation.comparison.summary import summarise
-    from agent.evaluation.report.headline import learned_line
-    from agent.evaluation.run import evaluate
-    from agent.evaluation.terminal_report import print_lines, print_tables
-    from graphs.system.progress import progress_bars
-
     with progress_bars() as report:
         found = evaluate(
             spec,
@@ -188,38 +169,11 @@ def _write_report(out: Path, found: EvaluationResult, command: str) -> None:
 
 
 def _trial_maker(engine: str) -> TrialMaker:
-    if engine == LOCAL:
-        from agent.evaluation.worker import run_trials
-
+    if engine != RAY:
         return run_trials
-    from agent.contexts.ray_evaluation import run_trials_on_ray
+    from agent.contexts.ray_process import run_trials_on_ray
 
     return run_trials_on_ray
-
-
-def _hand_over(found: EvaluationResult, trace: bool) -> None:
-    """Writes the files for other tools, and prints what limits the best placement of a model."""
-    from agent.evaluation.terminal_report import print_lines
-    from agent.evaluation.written import write_handovers
-
-    print_lines(write_handovers(found.answers, found.trials, trace=trace))
-
-
-def _export(found: EvaluationResult, run: RunFlags) -> list[str]:
-    """Writes placements for other runtimes and prints what could not be; returns exports without a file."""
-    from agent.evaluation.terminal_report import print_lines
-    from agent.evaluation.written import write_exports
-
-    lines, without = write_exports(found.answers, found.trials, run.export, run.export_layers)
-    print_lines(lines)
-    return without
-
-
-def _write_events(found: EvaluationResult) -> None:
-    """Writes what TensorBoard shows, and prints where it is."""
-    from agent.evaluation.events import write_events
-
-    print(f"tensorboard: {write_events(found.answers, found.trials)}")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from agent.calibration.quick import get_or_measure_cluster
+from agent.contexts.engine import ENGINES, LOCAL
 from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, PLACERS, RUN, EvaluationConfig, EvaluationError
+from agent.instances.best_known import listing
+from agent.instances.submissions import validate
+from envs.cluster.cluster import Cluster
+from envs.cluster.files import cluster_to_json
+from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
+from envs.costs.calibration import calibration_of
 from graphs.system.command_line import OneLineParser
 from graphs.system.settings import Settings, add_flags, option
 
-if TYPE_CHECKING:
-    from envs.cluster.cluster import Cluster
-
 NAME = "evaluate.py"
-LOCAL, RAY = ENGINES = ("local", "ray")
 MEASURE = "measuring a --model on the devices of this machine"
 """Heading of the command line's help."""
 EPILOG = """examples:
@@ -48,16 +52,11 @@ class _Answer(argparse.Action):
 
 
 def _print_cluster(name: str) -> int:
-    from agent.calibration.quick import get_or_measure_cluster
-
     print(cluster_text(get_or_measure_cluster(name)))
     return 0
 
 
 def _list_clusters(_: str) -> int:
-    from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
-    from envs.costs.calibration import calibration_of
-
     for name, build in PRESETS.items():
         devices = build().devices
         kinds = Counter(f"{device.kind} of {device.memory_bytes / 1e9:.3g} GB" for device in devices)
@@ -68,24 +67,27 @@ def _list_clusters(_: str) -> int:
 
 
 def _list_graphs(_: str) -> int:
-    from agent.instances.best_known import listing
-
     print("\n".join(listing()))
     return 0
 
 
 def _validate(path: str) -> int:
-    from agent.instances.submissions import validate
-
     return validate(Path(path), NAME)
 
 
 def cluster_text(cluster: Cluster) -> str:
     """The text of a cluster file; each row of a matrix is one line."""
-    from envs.cluster.files import cluster_to_json
-
     text = json.dumps(cluster_to_json(cluster), indent=2)
     return re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
+
+
+ANSWERS = (
+    (GRAPHS, "--list-graphs", None, _list_graphs, "list the instances and the best known step of each"),
+    (PLACERS, "--validate", "FILE|DIR", _validate, "check placements of instances and what they claim"),
+    (CLUSTERS, "--list-clusters", None, _list_clusters, "list the presets, and whether they are calibrated"),
+    (CLUSTERS, "--print-cluster", "NAME", _print_cluster, "print a preset as a cluster file (JSON)"),
+)
+"""Flags that end the command with an answer: heading, flag, value, what answers, and help."""
 
 
 @dataclass(frozen=True)
@@ -165,34 +167,11 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     groups = add_flags(parser, EvaluationConfig)
-    groups[GRAPHS].add_argument(
-        "--list-graphs",
-        action=_Answer,
-        const=_list_graphs,
-        nargs=0,
-        help="list the instances of the benchmark and the best known step of each, then exit",
-    )
-    groups[PLACERS].add_argument(
-        "--validate",
-        action=_Answer,
-        const=_validate,
-        metavar="FILE|DIR",
-        help="check placements of instances and what they claim, then exit",
-    )
-    groups[CLUSTERS].add_argument(
-        "--list-clusters",
-        action=_Answer,
-        const=_list_clusters,
-        nargs=0,
-        help="list the presets, and which of them are uncalibrated, then exit",
-    )
-    groups[CLUSTERS].add_argument(
-        "--print-cluster",
-        action=_Answer,
-        const=_print_cluster,
-        metavar="NAME",
-        help="print a preset as a cluster file (JSON), then exit",
-    )
+    for group, flag, metavar, answer, text in ANSWERS:
+        n_values = None if metavar else 0
+        groups[group].add_argument(
+            flag, action=_Answer, const=answer, nargs=n_values, metavar=metavar, help=f"{text}, then exit"
+        )
     groups |= add_flags(parser, RunFlags)
     groups[RUN].add_argument(
         "--out",

@@ -1,1 +1,1 @@
-"""Places that a training runs in."""
+"""Places that a training runs in: this process, or several workers under torchrun or on a Ray cluster."""

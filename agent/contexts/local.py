@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -12,12 +13,14 @@ from typing import Self
 
 from rich.console import Console
 
+from agent.contexts.engine import how_to_resume
 from agent.training import run_folder as runs
 from agent.training.checkpoints import CheckpointError, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig
+from agent.training.inputs import read_inputs
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
 from agent.training.split import Split, split_graphs
-from agent.training.trainer import DivergedError, Result
+from agent.training.trainer import DivergedError, Result, train
 from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import get_cluster
@@ -36,6 +39,7 @@ class LocalContext:
     Args:
         folder: of the run; made on entry unless `resume`.
         resume: whether to go on with what is there.
+        console: by default stderr.
 
     Attributes:
         has_reported: whether an update was made, since a resumed run was opened too.
@@ -45,15 +49,17 @@ class LocalContext:
             entry, a run that is in use or whose files are damaged.
     """
 
-    def __init__(self, config: TrainConfig, folder: Path, *, resume: bool, console: Console) -> None:
+    def __init__(
+        self, config: TrainConfig, folder: Path, *, resume: bool, console: Console | None = None
+    ) -> None:
         self.config, self.folder, self.resume = config, folder, resume
         self.seed, self.device = config.seed, config.device
         self.runnable = _runnable(config)
         self.graphs = load_split(config, self.runnable)
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.group: WorkerGroup = SOLO
-        self._console = console
-        self._bar = ProgressBar(console)
+        self._console = console or Console(stderr=True)
+        self._bar = ProgressBar(self._console)
         self._reporters: tuple[Reporter, ...] = (self._bar,)
         self._final: dict[str, float] = {}
         self._stop = False
@@ -128,6 +134,54 @@ class LocalContext:
             raise KeyboardInterrupt
         self._stop = True
         self._console.print("stopping after this update; press Ctrl-C again to stop at once")
+
+
+def train_in(context: LocalContext) -> int:
+    """Trains in a context, and prints what came of it.
+
+    Returns:
+        The exit code: 0 done, 1 stopped or diverged.
+
+    Raises:
+        InputError: a setting that no training can have.
+        OSError: a file cannot be written.
+    """
+    config, result = context.config, None
+    inputs = read_inputs(config, context.graphs, context.runnable)
+    if inputs.left_out:
+        print(f"left out because no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
+    try:
+        with context:
+            result = train(config, context, inputs)
+            context.finish(result)
+    except DivergedError as error:
+        print(f"train_agent.py: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if context.folder.exists():
+            error.add_note(how_to_resume(config))  # said where the disk is full
+        raise
+    except KeyboardInterrupt:
+        result = None
+    if result is None or not result.finished:
+        print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
+        return 1
+    print(closing_lines(result, context.folder))
+    if not context.has_reported:
+        limits = f"--timesteps above {result.timesteps:,}" + " or --minutes" * (config.limit_s < math.inf)
+        print(f"nothing was left to train; to go on, resume with {limits}")
+    return 0
+
+
+def closing_lines(result: Result, folder: Path) -> str:
+    """Says how good the policy is, what the time did not suffice for, and where the curves are."""
+    lines = [
+        f"{folder}: {result.best_score:.3f} of one device's step time on graphs not held out",
+        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes",
+    ]
+    if result.cut_short:
+        lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
+    return "\n".join([*lines, f"curves: tensorboard --logdir {folder}"])
 
 
 def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Split:

@@ -10,8 +10,7 @@ from typing import Any, cast, get_type_hints
 
 import numpy as np
 
-from agent.instances.instance import PIPELINE, sources
-from agent.instances.profiles import DATA
+from agent.instances.instance import DATA, PIPELINE, sources
 from envs.placements.placement import Placement
 from graphs.system.csv_files import write_csv
 from graphs.system.json_files import read_json_lines, write_json_lines_atomic

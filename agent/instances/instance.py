@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from agent.bounds.lower_bound import bound_s
-from agent.instances.profiles import DATA, profile_graph, profile_paths
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
 from envs.cluster.presets import get_cluster
@@ -18,10 +20,16 @@ from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
+from graphs.io.layer_profiles import read_pipedream_profile, read_piper_profile
 from graphs.op_graph import OpGraph
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json
 
+DATA = Path(__file__).parent / "data"
+"""Graphs, clusters and best known answers; `agent/instances/README.md` says whose they are."""
+MILLISECONDS = ("piper_resnet",)
+"""Inputs of Piper whose times are milliseconds."""
+FAST, SLOW = "fast", "slow"
 LIST = "see python evaluate.py --list-graphs"
 PIPELINE = Pipeline("1f1b", 8)
 PROFILES, FAMILIES = "profiles", "families"
@@ -131,7 +139,7 @@ def _load(full_name: str) -> Instance:
     key, _, name = full_name.partition(":")
     source = sources()[key]
     if source.graphs == PROFILES:
-        graph = profile_graph(profile_paths()[f"{key}_{name}"])
+        graph = _profile_graph(_profile_paths()[f"{key}_{name}"])
     else:
         graph = _graphs(name.partition("-")[0] if source.graphs == FAMILIES else source.graphs)[name]
     own = source.clusters[name]
@@ -144,3 +152,23 @@ def _graphs(of: str) -> Mapping[str, OpGraph]:
     """Reads the graphs of a file, or of a family of the benchmark set, by name."""
     graphs = read_graphs(DATA / of) if of.endswith(".gz") else load_family(of)
     return {graph.name: graph for graph in graphs}
+
+
+def _profile_paths() -> dict[str, Path]:
+    """Lists the profiles of msr-fiddle/pipedream and the inputs of msr-fiddle/piper by name."""
+    return {path.name.partition(".")[0]: path for path in sorted(DATA.glob("pipe*.gz"))}
+
+
+def _profile_graph(path: Path) -> OpGraph:
+    """Reads a profile, with the times of devices at half speed too.
+
+    Layers that read nothing take no time, as in PipeDream's planner: they load data.
+    """
+    name = path.name.partition(".")[0]
+    if name.startswith("pipedream"):
+        graph = read_pipedream_profile(path, kind=FAST)
+    else:
+        graph = read_piper_profile(path, kind=FAST, unit_s=1e-3 if name in MILLISECONDS else 1.0)
+    loads = np.array([not len(graph.predecessors.row(op)) for op in range(graph.n_ops)])
+    seconds = np.where(loads, 0.0, graph.seconds[FAST])
+    return replace(graph, name=name, seconds={FAST: seconds, SLOW: 2 * seconds})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from agent.lab.experiment import EXPERIMENTS, RESULTS
-from agent.lab.rows import ExperimentError, write_rows
+from agent.lab.pivot import ExperimentError, write_rows
 from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
 from graphs.system.plugins import load_plugins
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.lab.pivot import Pivot
-from agent.lab.rows import ExperimentError, Rows, read_table
+from agent.lab.pivot import ExperimentError, Pivot, Rows, read_table
 from graphs.system.registry import Registry
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,6 +59,6 @@ class Experiment:
 EXPERIMENTS = Registry[Experiment](
     "experiment",
     ExperimentError,
-    [f"{__package__}.questions.{name}" for name in ("benchmark", "budgets", "settled", "costs")],
+    [f"{__package__}.questions"],
 )
 """Experiments by name, which is that of a page; other pages are frozen and name the commit of their code."""

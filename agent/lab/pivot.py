@@ -1,24 +1,88 @@
-"""Tables of a page from its rows: one pivot, and the statistics of its cells."""
+"""Rows of results in CSV files, the tables of a page from its rows (one pivot), and statistics of cells."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from agent.evaluation.comparison.intervals import nested_interval
 from agent.evaluation.comparison.ratios import geometric_mean
-from agent.lab.rows import Row, Rows, axis, grouped
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
 
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 Key = str | Callable[[Row], Any]
 """A column of the rows, or a function of a row."""
 Statistic = Callable[[Rows], str]
 """Formats the rows of a cell."""
 PROBLEM = ("graph", "cluster", "granularity")
 """Columns that name the problem of a trial."""
+
+
+class ExperimentError(InputError):
+    """An experiment that does not exist or cannot be run like this; the message says what would be right."""
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    """Writes rows of the same columns as a CSV file, atomically; a name ending in `.gz` is compressed.
+
+    Raises:
+        ExperimentError: there are no rows.
+    """
+    if not rows:
+        raise ExperimentError(f"{path}: there are no rows to write; give the experiment more to compare")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(path, [*rows[0]], [[*row.values()] for row in rows])
+
+
+def read_table(path: Path) -> list[Row]:
+    """Reads a CSV file: numbers, truth values and texts; an empty cell is None.
+
+    Args:
+        path: a name ending in `.gz` is decompressed.
+
+    Raises:
+        ExperimentError: the file cannot be read.
+    """
+    try:
+        with (
+            gzip.open(path, "rt") if path.suffix == ".gz" else path.open(newline="", encoding="utf-8")
+        ) as file:
+            return [{name: _parsed(text) for name, text in line.items()} for line in csv.DictReader(file)]
+    except (OSError, EOFError, csv.Error) as error:
+        raise ExperimentError(f"{path}: cannot be read: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    """Converts a cell to what it looks like."""
+    if text in ("", "True", "False"):
+        return text == "True" if text else None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def axis(values: Iterable[Any]) -> list[Any]:
+    """Lists values once each, in the order of their first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Collects the rows of each key, in the order of their first appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -108,35 +172,6 @@ def mean(column: str, over: str = "") -> Statistic:
         return "" if ratio is None else f"{ratio:.3f}"
 
     return cell
-
-
-def quantile(share: float, column: str, over: str = "", form: str = ".3f") -> Statistic:
-    """Makes a statistic that formats a quantile of a column, or of its ratio to another one."""
-    return lambda rows: format(
-        np.quantile([row[column] / (row[over] if over else 1) for row in rows], share), form
-    )
-
-
-def average(column: str, form: str = ".3f") -> Statistic:
-    """Makes a statistic that formats the arithmetic mean of a column."""
-    return lambda rows: format(np.mean([row[column] for row in rows]), form)
-
-
-def errors(name: str, predicted: str, measured: str = "measured_s") -> list[tuple[str, Statistic]]:
-    """Makes two cells: the median and the 90th percentile of |predicted / measured - 1|; NaN is a dash.
-
-    Args:
-        name: begin of the head of the median.
-    """
-
-    def cell(share: float) -> Statistic:
-        def of(rows: Rows) -> str:
-            error = np.quantile(np.abs([row[predicted] / row[measured] - 1 for row in rows]), share)
-            return "-" if np.isnan(error) else f"{error:.1%}"
-
-        return of
-
-    return [(name, cell(0.5)), ("90th percentile", cell(0.9))]
 
 
 def over(own: str, *others: str) -> Statistic:

@@ -19,9 +19,8 @@ import optuna
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.studies.assignments import Space
 from agent.studies.study_config import StudyConfig
-from agent.studies.study_trials import StudyTrial
+from agent.studies.study_trials import Space, StudyTrial
 from agent.studies.trial_process import COMPLETE, PRUNED, STALE, scores_of
 from agent.training.config import TrainConfig
 from agent.training.run_folder import STUDY, provenance, run_folder

@@ -10,20 +10,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from agent.contexts.engine import check_ray_is_installed, ray_cluster
 from agent.contexts.local import load_split
-from agent.contexts.workers.ray_cluster import ray_cluster
-from agent.studies.assignments import Space, settings_of
 from agent.studies.record import RUNNING, Attempt, Running, Study, open_study
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_report import closing_lines, ending_line
-from agent.studies.study_trials import StudyTrial, components_of, study_trials
-from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, TrialTrainer
+from agent.studies.study_trials import (
+    Space,
+    StudyTrial,
+    components_of,
+    describe_components,
+    settings_of,
+    study_trials,
+)
+from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, stop_file, train_trial
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.split import Split
@@ -40,8 +45,8 @@ TAKES = {
 """Settings that a context takes beside `jobs` and `attempts`."""
 
 
-def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ray: bool = False) -> bool:
-    """Runs or resumes a study, and prints its results.
+def run_study(base: TrainConfig, config: StudyConfig, *, on_ray: bool = False) -> bool:
+    """Runs or resumes a study, and prints its results on stderr; or lists the components of an ablation.
 
     Args:
         on_ray: whether the study trials run on a Ray cluster.
@@ -53,6 +58,12 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
         ConfigError: settings that the context does not take, or that no training can have.
         StudyError: its folder is another study's, in use, or damaged.
     """
+    if config.without == ("list",):
+        print(describe_components())
+        return True
+    if on_ray:
+        check_ray_is_installed()
+    console = Console(stderr=True)
     for name, value in config.to_json().items():
         if name not in TAKES[base.context] | {"jobs", "attempts"} and value != StudyConfig().to_json()[name]:
             raise ConfigError(f"--context {base.context} takes no --{name.replace('_', '-')}")
@@ -82,10 +93,9 @@ class Scheduler:
         self._study, self._report = study, report
         done = {attempt.trial for attempt in study.attempts if attempt.status not in (RUNNING, STALE)}
         self._waiting = [trial for trial in trials if trial.name not in done]
-        self._stops = [study.folder / f"stop-{number}" for number in range(study.config.jobs)]
         n_cores = study.base.threads if on_ray else 0
-        self._idle = {_process(TrialTrainer(stop), n_cores): stop for stop in self._stops}
-        self._busy: dict[Process[Request, Outcome], tuple[Path, Running]] = {}
+        self._idle = [_process(n_cores) for _ in range(study.config.jobs)]
+        self._busy: dict[Process[Request, Outcome], Running] = {}
         self._interrupts = 0
 
     def run(self) -> bool:
@@ -111,22 +121,23 @@ class Scheduler:
         """Gives waiting study trials to idle processes."""
         while self._idle and self._waiting and not self._interrupts:
             running = self._study.begin(self._waiting.pop(0))
-            process, stop = self._idle.popitem()
-            self._busy[process] = stop, running
+            process = self._idle.pop()
+            self._busy[process] = running
             process.give((running.trial.config.to_json(), str(running.folder)))
 
     def _look(self) -> None:
         """Waits a moment for answers, and stops study trials that fall behind."""
         time.sleep(POLL_S)
-        for process, (stop, running) in list(self._busy.items()):
+        for process, running in list(self._busy.items()):
             if (answer := process.answer()) is not None:
-                self._idle[process] = self._busy.pop(process)[0]
-                if running.is_pruned and not self._interrupts:
-                    stop.unlink(missing_ok=True)
+                self._idle.append(process)
+                del self._busy[process]
+                stop_file(running.folder).unlink(missing_ok=True)
                 self._report(self._study.end(running, self._result(running, answer)))
-            elif not running.is_pruned and self._study.falls_behind(running):
-                running.is_pruned = True
-                stop.touch()
+                continue
+            running.is_pruned = running.is_pruned or self._study.falls_behind(running)
+            if running.is_pruned or self._interrupts:
+                stop_file(running.folder).touch()
 
     def _result(self, running: Running, answer: Outcome | Death) -> Mapping[str, Any]:
         """Columns of the row of an attempt that has ended; a study trial whose process died waits again."""
@@ -148,12 +159,10 @@ class Scheduler:
         self._interrupts += 1
         if self._interrupts > 1:
             raise KeyboardInterrupt
-        for stop in self._stops:
-            stop.touch()
 
     def _remove_stops(self) -> None:
-        for stop in self._stops:
-            stop.unlink(missing_ok=True)
+        for stop in (self._study.folder / "trials").glob("*.stop"):
+            stop.unlink()
 
 
 def _check_all(base: TrainConfig, trials: Sequence[StudyTrial], space: Space) -> None:
@@ -170,13 +179,13 @@ def _check_all(base: TrainConfig, trials: Sequence[StudyTrial], space: Space) ->
         read_inputs(config, splits[named])
 
 
-def _process(trainer: TrialTrainer, n_cores: int) -> Process[Request, Outcome]:
+def _process(n_cores: int) -> Process[Request, Outcome]:
     """Makes a process for study trials, on this machine or with that many cores of a Ray cluster."""
     if not n_cores:
-        return WorkerProcess(trainer, None, inherits=True)
-    from agent.contexts.workers.ray_process import RayProcess
+        return WorkerProcess(train_trial, None, inherits=True)
+    from agent.contexts.ray_process import RayProcess
 
-    return RayProcess(trainer, n_cores=n_cores)
+    return RayProcess(train_trial, n_cores=n_cores)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The trials of a study: the combinations of a grid, a base without each component, or draws of a search."""
+"""The trials of a study: the combinations of a grid, a base without each component, or draws of a search.
+
+Settings are given in words: `hidden=32,64`, `order=topo+bfs`, `learning_rate=1e-4:1e-2:log`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,23 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from agent.studies.assignments import Space, in_words, read_space, settings_of
 from agent.studies.study_config import MOST_SEEDS, StudyConfig
 from agent.training.config import EXTENDABLE, ConfigError, TrainConfig
+from graphs.system.settings import field_types
 
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Space = Mapping[str, Distribution]
+"""Values that settings may have, by setting; a list is a text, as Optuna stores no lists."""
+FIXED = ("name", "seed", "context")
+"""Settings that a study sets itself."""
+ELEMENTS = "+"
+"""Separates the elements of a list."""
 COMPONENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rollout-features": ("features of truncated rollouts", {"feature_set": "consumers"}),
     "consumer-features": ("features of consumers, and of truncated rollouts", {"feature_set": "lookahead"}),
@@ -80,8 +91,10 @@ def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTria
         trials = [StudyTrial(name, replace(alone, name=name), mode="sampled") for name in names]
         return trials, read_space(config.vary, ranges=True)
     if base.context == "grid":
-        space = dict(read_space(config.vary, ranges=False))
-        trials = _combinations(StudyTrial("", alone, mode="grid" if space else "base"), space)
+        space: dict[str, Any] = dict(read_space(config.vary, ranges=False))
+        points = itertools.product(*([(name, value) for value in space[name].choices] for name in space))
+        every = StudyTrial("", alone, mode="grid" if space else "base")
+        trials = [replace(every.drawn(dict(point)), name=f"{at:03d}") for at, point in enumerate(points)]
     else:
         names = list(config.without)
         if repeated := [name for name in names if names.count(name) > 1]:
@@ -121,14 +134,6 @@ def describe_components() -> str:
     return "\n".join(f"{name:<18} {meaning}" for name, (meaning, _) in COMPONENTS.items())
 
 
-def _combinations(trial: StudyTrial, space: Mapping[str, Any]) -> list[StudyTrial]:
-    points = itertools.product(*(values.choices for values in space.values()))
-    return [
-        replace(trial.drawn(dict(zip(space, point, strict=True))), name=f"{number:03d}")
-        for number, point in enumerate(points)
-    ]
-
-
 def _on_seeds(trials: Sequence[StudyTrial], config: StudyConfig) -> list[StudyTrial]:
     """Repeats trials on every seed, all trials on a seed before the next; with cold controls if asked for."""
     if config.cold_control and not any(trial.config.init for trial in trials):
@@ -154,3 +159,72 @@ def _changes(component: str) -> Mapping[str, Any]:
     if component not in COMPONENTS:
         raise ConfigError(f"unknown component '{component}'; use {', '.join(COMPONENTS)} or FIELD=VALUE")
     return COMPONENTS[component][1]
+
+
+def read_space(texts: Sequence[str], *, ranges: bool) -> Space:
+    """Reads `FIELD=VALUE,VALUE` and, with `ranges`, `FIELD=LEAST:MOST` or `FIELD=LEAST:MOST:log`.
+
+    Raises:
+        ConfigError: an unknown setting, one that is given twice, a value that it cannot have, or no range.
+    """
+    space: dict[str, Distribution] = {}
+    known = [name for name in field_types(TrainConfig) if name not in FIXED]
+    for text in texts:
+        name, _, values = text.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if name in FIXED:
+            raise ConfigError(f"'{text}': a study sets {name} itself; use --seeds for seeds")
+        if name not in known:
+            raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(known)}")
+        if not values:
+            raise ConfigError(f"'{text}': write {name}=VALUE,VALUE")
+        if name in space:
+            raise ConfigError(f"--vary {name} is given twice; list its values, as {name}=A,B")
+        if ranges and ":" in values:
+            space[name] = _range(text, name, values.split(":"))
+        else:
+            space[name] = CategoricalDistribution([_value(name, value) for value in values.split(",")])
+    return space
+
+
+def settings_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that a point of a space stands for."""
+    return {
+        name: tuple(filter(None, value.split(ELEMENTS))) if _is_list(name) else value
+        for name, value in params.items()
+    }
+
+
+def in_words(params: Mapping[str, Any]) -> str:
+    """Formats settings as on the command line, with three digits for numbers."""
+    return " ".join(
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in params.items()
+    )
+
+
+def _range(text: str, name: str, bounds: Sequence[str]) -> IntDistribution | FloatDistribution:
+    if len(bounds) > 3 or bounds[2:] not in ([], ["log"]):
+        raise ConfigError(f"'{text}': write {name}=LEAST:MOST or {name}=LEAST:MOST:log")
+    low, high = (_value(name, bound) for bound in bounds[:2])
+    if type(low) not in (int, float) or type(high) not in (int, float):
+        raise ConfigError(f"'{text}': {name} is no number; list its values, as {name}=A,B")
+    is_log = len(bounds) == 3
+    if not low < high or (is_log and low <= 0):
+        raise ConfigError(f"'{text}': the range is empty; the least value comes first, above 0 for log")
+    return (IntDistribution if type(low) is int else FloatDistribution)(low, high, log=is_log)
+
+
+def _value(name: str, text: str) -> Any:
+    """Reads a value of a setting as Optuna stores it."""
+    kind = field_types(TrainConfig)[name]
+    value: Any = text.split(ELEMENTS) if _is_list(name) else text
+    if str not in (kind, *get_args(kind)):
+        with suppress(ValueError):
+            value = json.loads(text.lower())
+    setting = getattr(TrainConfig.from_json({name: value}, name), name)
+    return text if _is_list(name) else setting
+
+
+def _is_list(name: str) -> bool:
+    return get_origin(field_types(TrainConfig)[name]) is tuple

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,76 +40,67 @@ Outcome = Mapping[str, Any] | OSError
 
 
 class TrialContext(LocalContext):
-    """Trains a study trial until it ends or the study stops it.
+    """Trains a study trial until it ends or the study stops it."""
 
-    Args:
-        stop: file that the study's process makes to stop the training.
-    """
-
-    def __init__(self, config: TrainConfig, folder: Path, stop: Path) -> None:
+    def __init__(self, config: TrainConfig, folder: Path) -> None:
         quiet = Console(quiet=True, force_terminal=False)
         super().__init__(config, folder, resume=folder.exists(), console=quiet)
-        self._stop_file = stop
 
     def should_stop(self) -> bool:
         """Says whether the study has stopped it."""
-        return self._stop_file.exists()
+        return stop_file(self.folder).exists()
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
         """Leaves signals to the study's process."""
 
 
-@dataclass
-class TrialTrainer:
-    """Handles requests in a process.
+def stop_file(folder: Path) -> Path:
+    """Returns the file that stops the study trial of a folder after its update, when it is made."""
+    return folder.with_name(f"{folder.name}.stop")
 
-    Args:
-        stop: file that ends the training at hand after its update, when it is made.
-    """
 
-    stop: Path
+def train_trial(request: Request) -> Outcome:
+    """Trains or resumes a study trial; returns failures instead of raising them."""
+    try:
+        return _train(TrainConfig.from_json(request[0], "trial"), Path(request[1]))
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return OSError(error.errno, error.strerror, request[1])
+        kind = "" if isinstance(error, InputError | OSError) else f"{type(error).__name__}: "
+        return {"status": FAILED, "error": kind + " ".join(str(error).split())}
+    finally:
+        release_freed_memory()
 
-    def __call__(self, request: Request) -> Outcome:
-        """Trains or resumes a study trial; returns failures instead of raising them."""
-        try:
-            return self._train(TrainConfig.from_json(request[0], "trial"), Path(request[1]))
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in FULL:
-                return OSError(error.errno, error.strerror, request[1])
-            kind = "" if isinstance(error, InputError | OSError) else f"{type(error).__name__}: "
-            return {"status": FAILED, "error": kind + " ".join(str(error).split())}
-        finally:
-            release_freed_memory()
 
-    def _train(self, config: TrainConfig, folder: Path) -> dict[str, Any]:
-        checkpoints = CheckpointFolder(folder / "checkpoints")
-        resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
-        context = TrialContext(config, folder, self.stop)
-        inputs = read_inputs(config, context.graphs, context.runnable)
-        error = ""
-        try:
-            with context:
-                result = train(config, context, inputs)
-                context.finish(result)
-        except DivergedError as diverged:
-            result, error = diverged.result, str(diverged)
-        has_policy, scores = math.isfinite(result.best_score), scores_of(folder)
-        weights = load_policy(folder).network.parameters() if has_policy else ()
-        hashes = {use: [content_hash(graph) for graph in some] for use, some in vars(context.graphs).items()}
-        return {
-            "status": FAILED if error else COMPLETE if result.finished else STALE,
-            "resumed_from_step": resumed_from,
-            "graphs_hash": hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16],
-            "steps": result.iterations,
-            "decisions": result.timesteps,
-            "wall_s": result.wall_s,
-            "parameters": sum(weight.numel() for weight in weights) if has_policy else None,
-            "final_score": scores[-1][1] if scores else None,
-            "best_score": result.best_score if has_policy else None,
-            "held_out": judge(config, context.graphs, folder) if result.finished and has_policy else None,
-            "checkpoint": checkpoints.files[-1].name if checkpoints.files else "",
-            "error": error,
-        }
+def _train(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
+    context = TrialContext(config, folder)
+    inputs = read_inputs(config, context.graphs, context.runnable)
+    error = ""
+    try:
+        with context:
+            result = train(config, context, inputs)
+            context.finish(result)
+    except DivergedError as diverged:
+        result, error = diverged.result, str(diverged)
+    has_policy, scores = math.isfinite(result.best_score), scores_of(folder)
+    weights = load_policy(folder).network.parameters() if has_policy else ()
+    hashes = {use: [content_hash(graph) for graph in some] for use, some in vars(context.graphs).items()}
+    return {
+        "status": FAILED if error else COMPLETE if result.finished else STALE,
+        "resumed_from_step": resumed_from,
+        "graphs_hash": hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16],
+        "steps": result.iterations,
+        "decisions": result.timesteps,
+        "wall_s": result.wall_s,
+        "parameters": sum(weight.numel() for weight in weights) if has_policy else None,
+        "final_score": scores[-1][1] if scores else None,
+        "best_score": result.best_score if has_policy else None,
+        "held_out": judge(config, context.graphs, folder) if result.finished and has_policy else None,
+        "checkpoint": checkpoints.files[-1].name if checkpoints.files else "",
+        "error": error,
+    }
 
 
 def judge(config: TrainConfig, graphs: Split, folder: Path) -> float | None:

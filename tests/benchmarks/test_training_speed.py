@@ -1,15 +1,13 @@
-"""Throughput of training: ours beside a plain stable-baselines3 set-up, on one graph."""
+"""Throughput of training on one graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
-from sb3_contrib import MaskablePPO
-from stable_baselines3.common.vec_env import VecEnv
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
@@ -24,7 +22,6 @@ from envs.placement.vec_env import PlacementVecEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.naive_sb3 import N_ENVS, make_naive_ppo
 
 CONFIG = TrainConfig()
 
@@ -39,15 +36,6 @@ def ours(threads: int) -> PlacementPPO:
     return make_ppo(config, env, lambda: policy, lambda: config.learning_rate, seed=0, device="cpu")
 
 
-@cache
-def naive() -> MaskablePPO:
-    return make_naive_ppo([captured("cifar10", 200)], CONFIG)
-
-
-def decisions_of_rollout(ppo: MaskablePPO) -> int:
-    return ppo.n_steps * ppo.n_envs
-
-
 def step_episodes(ppo: PlacementPPO) -> None:
     """As many decisions as a rollout has, on random devices."""
     batch, rng = ppo.env.batch, np.random.default_rng(0)
@@ -58,66 +46,41 @@ def step_episodes(ppo: PlacementPPO) -> None:
         _, done = batch.step(actions)
 
 
-def learn(ppo: MaskablePPO) -> None:
-    ppo.learn(decisions_of_rollout(ppo), log_interval=None, reset_num_timesteps=False)
+def learn(ppo: PlacementPPO) -> None:
+    ppo.learn(ppo.n_steps * ppo.n_envs, log_interval=None, reset_num_timesteps=False)
 
 
-def roll_out(ppo: MaskablePPO) -> None:
-    _, started = ppo._setup_learn(decisions_of_rollout(ppo), None, reset_num_timesteps=False)
+def roll_out(ppo: PlacementPPO) -> None:
+    _, started = ppo._setup_learn(ppo.n_steps * ppo.n_envs, None, reset_num_timesteps=False)
     ppo.policy.set_training_mode(False)
     ppo.collect_rollouts(ppo.env, started, ppo.rollout_buffer, ppo.n_steps, use_masking=True)
 
 
-def naive_steps(ppo: MaskablePPO) -> None:
-    env: VecEnv = ppo.env
-    env.reset()
-    for actions in np.random.default_rng(0).integers(env.action_space.n, size=(ppo.n_steps, ppo.n_envs)):
-        env.step(actions)
+WORKS = {
+    "overall (rollouts and updates)": ("steps/s", learn),
+    "rollouts only": ("decisions/s", roll_out),
+    "environment only": ("decisions/s", step_episodes),
+}
 
 
-WORKS = (
-    ("overall (rollouts and updates)", "steps/s", learn, learn),
-    ("rollouts only", "decisions/s", roll_out, roll_out),
-    ("environment only", "decisions/s", step_episodes, naive_steps),
-)
-THREADS = (1, 2)
-
-
-@pytest.fixture(scope="module")
-def naive_s() -> dict[tuple[str, int], float]:
-    """Seconds of the baseline at each work, timed before a training of ours changes malloc for good."""
-    seconds = {}
-    for threads in THREADS:
-        with torch_threads(threads):
-            roll_out(naive())
-            for name, _, _, work in WORKS:
-                seconds[name, threads] = seconds_of(partial(work, naive()), rounds=2)
-    return seconds
-
-
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize(("name", "unit", "work"), [row[:3] for row in WORKS])
-def test_training(
-    stopwatch: Stopwatch,
-    record: Callable[[Figure], None],
-    naive_s: dict[tuple[str, int], float],
-    name: str,
-    unit: str,
-    work: Callable[[MaskablePPO], None],
-    threads: int,
-) -> None:
-    problem, ppo = captured("cifar10", 200), ours(threads)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", WORKS)
+def test_training(stopwatch: Stopwatch, record: Callable[[Figure], None], name: str, threads: int) -> None:
+    (unit, work), problem = WORKS[name], captured("cifar10", 200)
     tune_malloc()
     with torch_threads(1), bf16_matmul():
-        roll_out(ppo)
-        seconds = stopwatch(lambda: work(ppo), rounds=5)
+        for ppo in (ours(1), ours(threads)):
+            roll_out(ppo)
+        alone_s = seconds_of(lambda: work(ours(1)), rounds=5)
+        seconds = stopwatch(lambda: work(ours(threads)), rounds=5)
+    n_decisions = ours(threads).n_steps * ours(threads).n_envs
     record(
         Figure(
             f"Training, {decisions(problem)} decisions an episode, 4 devices, {CONFIG.n_envs} episodes",
             f"{name}, threads: {threads}",
-            decisions_of_rollout(ppo) / seconds,
+            n_decisions / seconds,
             unit,
-            decisions_of_rollout(naive()) / naive_s[name, threads],
-            f"plain SB3, the graph in the observation, {N_ENVS} environments",
+            n_decisions / alone_s,
+            "the same on one thread",
         )
     )

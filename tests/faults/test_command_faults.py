@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command
+from tests.faults.processes import EVALUATE, TRAINING, Command
 from tests.training_cases import write_toys
 
 ROOT = Path(__file__).parents[2]
@@ -26,65 +26,6 @@ def here(tmp_path: Path) -> Path:
     return folder
 
 
-def evaluate_words(*words: str) -> list[str]:
-    return ["--graphs", "graphs.jsonl", "--placers", "single", *words]
-
-
-LONG = "x" * 300
-
-
-@pytest.mark.parametrize(
-    ("module", "words", "code", "said"),
-    [
-        (EVALUATE, evaluate_words("--out", LONG), 2, "File name too long"),
-        (EVALUATE, evaluate_words("--out", "graphs.jsonl/out"), 2, "Not a directory"),
-        (EVALUATE, evaluate_words("--out", "/proc/out"), 2, "/proc/out"),
-        (
-            EVALUATE,
-            evaluate_words("--out", "out", "--cluster", "a\x1b[31m\nb.json"),
-            2,
-            "a\\x1b[31m\\nb.json",
-        ),
-        (EVALUATE, ["--graphs", "\x07\udcff.json", "--out", "out"], 2, "\\x07\\udcff.json"),
-        (EVALUATE, evaluate_words("--out", "out", "--wro\x1bng"), 2, "--wro\\x1bng"),
-        (TRAIN, ["--graphs", "\x1b.json", "--name", "run"], 2, "\\x1b.json"),
-        (TRAIN, ["--graphs", "graphs.jsonl", "--name", "../run"], 2, "'../run'"),
-        (TRAIN, ["--resume", "--name", "absent"], 2, "no run 'absent'"),
-        (EVALUATE, evaluate_words("--out", "out", "--seeds", "1000000000"), 2, "use at most 10000"),
-        (EVALUATE, evaluate_words("--out", "out", "--budget", "9" * 4000), 2, "has more than 18 digits"),
-        (EVALUATE, evaluate_words("--out", "out", "--budget", "9" * 5000), 2, "invalid int value"),
-    ],
-)
-def test_a_wrong_path_is_one_line_and_nothing_is_written(
-    here: Path, module: str, words: list[str], code: int, said: str
-) -> None:
-    command = Command(module, words, here)
-    assert command.wait() == code, command.output
-    assert command.output.count("\n") == 1
-    assert command.output.startswith(("evaluate.py: ", "train_agent.py: "))
-    assert said in command.output
-    assert command.output.rstrip("\n").isprintable()
-    assert [path.name for path in here.iterdir()] == ["graphs.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--out", "graphs.jsonl"], "is no directory"),
-        (["--out", "out", "--measured", "2", "--pipeline", "1f1b"], "pipelines are simulated, not measured"),
-        (["--out", "out", "--measured", "2", "--cluster", "99xcpu"], "99 processes on"),
-        (["--out", "out", "--measured", "2", "--cluster", "4xv100"], "has only 0 CUDA devices"),
-        (["--out", "out", "--export", "paper"], "unknown export 'paper'"),
-    ],
-)
-def test_what_no_model_makes_right_is_refused_before_it_is_made(
-    here: Path, words: list[str], said: str
-) -> None:
-    (here / "slow.py").write_text("raise SystemExit('the model was made')")
-    command = Command(EVALUATE, ["--model", "slow:model", *words], here)
-    assert (command.wait(), said in command.output) == (2, True), command.output
-
-
 def test_a_terminal_that_lacks_a_character_still_gets_its_tables(here: Path) -> None:
     (here / "code.py").write_text("raise ValueError")
     words = "evaluate --graphs graphs.jsonl --placers random annealing --budget 50 --seeds 3 --out out"
@@ -92,15 +33,6 @@ def test_a_terminal_that_lacks_a_character_still_gets_its_tables(here: Path) -> 
     assert (done.returncode, "an error in the program" in done.stderr) == (0, False), done.stderr
     assert "annealing" in done.stdout
     assert (here / "out" / "report.html").exists()
-
-
-def test_runs_that_are_a_file_are_one_line(here: Path) -> None:
-    (here / "runs").write_text("mine")
-    command = Command(TRAIN, [*TRAINING.split(), "--name", "run"], here)
-    assert command.wait() == 2, command.output
-    (said,) = (line for line in command.output.splitlines() if line.startswith("train_agent.py: "))
-    assert said.startswith("train_agent.py: runs")
-    assert (here / "runs").read_text() == "mine"
 
 
 def in_shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:

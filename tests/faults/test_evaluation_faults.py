@@ -231,20 +231,6 @@ def test_a_folder_has_one_evaluation_at_a_time(tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == {".lock", "settings.json"}
 
 
-def test_a_full_disk_ends_an_evaluation_that_goes_on_later(tmp_path: Path, undisturbed: Rows) -> None:
-    out = tmp_path / "out"
-    with script(out, "--jobs", "1", "--largest-file", "4000") as running:
-        code, _, error = running.end()
-    assert (code, error.count("\n")) == (28, 1)
-    kept = journal_of(out)
-    assert 0 < sum(line.endswith("\n") for line in kept) < len(undisturbed)
-    evaluate(make_spec(), out, report=quiet)
-    assert found(out) == undisturbed
-    assert set(filter(lambda line: line.endswith("\n"), kept)) <= set(journal_of(out))
-    evaluate(make_spec(), out, report=quiet)
-    assert found(out) == undisturbed
-
-
 def test_a_policy_that_is_replaced_meanwhile_is_not_used(tmp_path: Path) -> None:
     """All rows, also those of other processes, are of the policy that was there at the start."""
     run, out = tmp_path / "run", tmp_path / "out"

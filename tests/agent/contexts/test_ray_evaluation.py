@@ -51,7 +51,7 @@ def test_the_rows_are_those_of_one_process(place: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_trial_whose_process_is_killed_is_tried_once_more(place: Path) -> None:
     """A search of a minute, in a process that is killed after 12 seconds, its start included."""
-    from agent.contexts.ray_evaluation import run_trials_on_ray
+    from agent.contexts.ray_process import run_trials_on_ray
 
     settings = {"graphs": ("graphs.jsonl",), "placers": ("annealing", "heft"), "seeds": 1, "seconds": 60.0}
     spec, _ = make_spec(EvaluationConfig.from_json(settings, "test"))
@@ -66,7 +66,7 @@ def test_a_trial_whose_process_is_killed_is_tried_once_more(place: Path) -> None
 def test_without_ray_nothing_begins(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("agent.contexts.workers.ray_cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("agent.contexts.engine.find_spec", lambda _: None)
     assert command.main([*WORDS, "--out", "out", "--engine", "ray"]) == 2
     assert "pip install 'placewalk[ray]'" in capsys.readouterr().err
     assert not Path("out").exists()

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.contexts.workers.ray_cluster import RayUnavailableError, check_ray_is_installed
+from agent.contexts.engine import RayUnavailableError, check_ray_is_installed
 from agent.training.checkpoints import CheckpointFolder
 from graphs.system.json_files import read_json
 from tests.faults.processes import TRAINING, rows_of
@@ -97,6 +97,6 @@ def test_a_killed_worker_restarts_all_and_a_stopped_run_goes_on(place: Path) -> 
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.contexts.workers.ray_cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("agent.contexts.engine.find_spec", lambda _: None)
     with pytest.raises(RayUnavailableError, match=r"pip install 'placewalk\[ray\]'"):
         check_ray_is_installed()

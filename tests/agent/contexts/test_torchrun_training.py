@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.contexts.workers.distributed_config import started_by_torchrun
 from graphs.system.json_files import read_json
 from tests.agent.contexts.worker_cases import free_port
 from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, rows_of
@@ -129,10 +128,3 @@ def test_torchrun(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of one device's step time") == 1
     assert read_json(place / "runs" / "first" / "result.json")["finished"]
-
-
-def test_without_torchrun_nothing_begins(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not started_by_torchrun()
-    assert import_module(TRAIN).main([*FLAGS, "--name", "alone"]) == 2
-    assert "torchrun --nproc-per-node N train_agent.py" in capsys.readouterr().err
-    assert not (place / "runs").exists()

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.contexts.workers.process_group import ProcessGroup
+from agent.contexts.process_group import ProcessGroup
 from agent.training.reinforcement import actor_critic
 from agent.training.trainer import Result, train
 from agent.training.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows
@@ -24,7 +24,7 @@ from tests.agent.training.trainer_cases import SMALL, MemoryContext, numbers
 TOLERANCE = 1e-3
 """Sums of 32-bit floats in another order differ by some 1e-7 of their size, and the updates that follow each
 other in these tests let that grow. One other decision changes the numbers by more than a hundredth."""
-SHORT = replace(SMALL, timesteps=1024, order=("topo", "random"))
+SHORT = replace(SMALL, timesteps=512, order=("topo", "random"))
 
 
 def trained(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.contexts.workers.process_group import ProcessGroup, joined
+from agent.contexts.process_group import ProcessGroup, joined
 from tests.fork_server import context
 
 PATIENCE_S = 60.0

@@ -35,7 +35,8 @@ def validate(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], tuple[int, 
         except SystemExit as left:
             code = int(left.code or 0)
         printed = capsys.readouterr()
-        return code, [*printed.out.splitlines(), *printed.err.splitlines()]
+        lines = [*printed.out.splitlines(), *printed.err.splitlines()]
+        return code, [line for line in lines if not line.startswith("Compiling")]
 
     return run
 

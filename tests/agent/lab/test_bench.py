@@ -12,7 +12,7 @@ import pytest
 from agent.lab.bench import BenchmarkRow
 from agent.lab.command import main
 from agent.lab.experiment import EXPERIMENTS
-from agent.lab.rows import Row, read_table, write_rows
+from agent.lab.pivot import Row, read_table, write_rows
 
 NAME, PIPELINE = "doppler:chain_mm", "pipedream:alexnet"
 

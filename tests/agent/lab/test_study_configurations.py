@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.commands.train import make_parser, resolve, study_settings
+from agent.commands.train_flags import make_parser, resolve, study_settings
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import study_trials
 from agent.training.config import TrainConfig
@@ -23,7 +23,7 @@ def settings_of(study: str) -> tuple[TrainConfig, StudyConfig]:
     options = vars(make_parser().parse_args(shlex.split(command)[2:]))
     config = study_settings(options)
     assert config is not None
-    return resolve(options, is_study=True)[0], config
+    return resolve(options)[0], config
 
 
 def test_the_ablation_trains_each_variant_of_its_table() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from agent.lab import trials
 from agent.lab.command import main
-from agent.lab.rows import ExperimentError, read_table
-from agent.lab.sealed import FIRST_SEED, KEPT, LARGE, NEW, sealed_graphs
-from agent.lab.trials import PRETRAINED, RANDOM, SealedTrials
+from agent.lab.pivot import ExperimentError, read_table
+from agent.lab.trials import FIRST_SEED, KEPT, LARGE, NEW, PRETRAINED, RANDOM, SealedTrials, sealed_graphs
 from agent.policy.serialization import read_policy
 from graphs.families import FAMILIES
 from graphs.io.graph_files import read_graphs

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from agent.commands.train import make_parser
-from agent.contexts.workers.distributed_config import EngineConfig
+from agent.commands.train_flags import make_parser
+from agent.contexts.engine import EngineConfig
 from agent.studies.study_config import StudyConfig
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.split import split_graphs

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -13,15 +15,20 @@ from typing import Self
 
 from rich.console import Console
 
-from agent.contexts.local import LocalContext
-from agent.contexts.workers.process_group import ProcessGroup
+from agent.contexts.local import LocalContext, train_in
+from agent.contexts.process_group import ProcessGroup, WorkerLostError, joined
 from agent.training.checkpoints import Checkpoint, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.trainer import Result
 from agent.training.workers import FIRST, WorkerGroup, share_file
+from graphs.system.errors import InputError
 
 ONE_SIGNAL_S = 2.0
 """Signals within this time count as one: a terminal sends SIGINT to every worker, and so does torchrun."""
+Told = Callable[[], bool]
+"""Says whether the first worker is asked to stop, besides by a signal."""
+Resolve = Callable[[], tuple[TrainConfig, Path, bool]]
+"""Gives the configuration, the folder of the run and whether to go on with it; the first worker calls it."""
 
 
 class SharedCheckpoints(CheckpointFolder):
@@ -47,7 +54,6 @@ class FirstWorker(LocalContext):
 
     Args:
         group: the workers; where this one fails, all do.
-        told: says whether it is asked to stop, besides by a signal.
     """
 
     def __init__(
@@ -56,9 +62,9 @@ class FirstWorker(LocalContext):
         folder: Path,
         *,
         resume: bool,
-        console: Console,
+        console: Console | None = None,
         group: ProcessGroup,
-        told: Callable[[], bool] | None = None,
+        told: Told | None = None,
     ) -> None:
         check_workers_fit(config, group.size)
         super().__init__(config, folder, resume=resume, console=console)
@@ -101,23 +107,8 @@ class OtherWorker(FirstWorker):
         """Does nothing: the first worker writes the result."""
 
 
-def worker_context(
-    group: ProcessGroup,
-    resolve: Callable[[], tuple[TrainConfig, Path, bool]],
-    console: Console,
-    told: Callable[[], bool] | None = None,
-) -> FirstWorker:
-    """Makes the context of this worker; all workers must call it together.
-
-    Args:
-        resolve: gives the configuration, the folder of the run and whether to go on with it; called by the
-            first worker alone.
-        told: says whether the first worker is asked to stop.
-
-    Raises:
-        ConfigError: settings that several workers cannot train with.
-        InputError: what `resolve` and `LocalContext` raise, on every worker.
-    """
+def _context(group: ProcessGroup, resolve: Resolve, told: Told | None) -> FirstWorker:
+    """Makes the context of this worker; all workers call it together, and raise the same `InputError`."""
     if group.rank != FIRST:
         given = json.loads(group.broadcast(b""))
         config = TrainConfig.from_json(given["config"], "first worker")
@@ -126,7 +117,7 @@ def worker_context(
     config, folder, resume = resolve()
     given = {"config": config.to_json(), "folder": str(folder), "resume": resume}
     group.broadcast(json.dumps(given).encode())
-    return FirstWorker(config, folder, resume=resume, console=console, group=group, told=told)
+    return FirstWorker(config, folder, resume=resume, group=group, told=told)
 
 
 def check_workers_fit(config: TrainConfig, size: int) -> None:
@@ -141,3 +132,50 @@ def check_workers_fit(config: TrainConfig, size: int) -> None:
         )
     if config.reward == MEASURED:
         raise ConfigError("--reward measured runs on the devices of one machine; train with --context local")
+
+
+def train_under_torchrun(resolve: Resolve) -> int:
+    """Trains as one of several workers that torchrun started with the same command.
+
+    Returns:
+        The exit code, the same on all workers: 0 done, 1 stopped or failed, 2 wrong input.
+
+    Raises:
+        InputError: wrong input, in the first worker.
+    """
+    is_first = os.environ.get("RANK") == "0"
+    try:
+        return train_with_others(joined(), resolve)
+    except InputError:
+        if is_first:
+            raise
+        return 2
+    except WorkerLostError as error:
+        if is_first:
+            print(f"{error}; use --resume to continue from the last checkpoint", file=sys.stderr)
+        return 1
+
+
+def train_with_others(
+    joined: AbstractContextManager[ProcessGroup], resolve: Resolve, told: Told | None = None
+) -> int:
+    """Trains as one of several workers; the first one prints.
+
+    Args:
+        resolve: called by the first worker alone.
+        told: says whether the first worker is asked to stop.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: wrong input, in any worker.
+        WorkerLostError: another worker failed or is gone.
+    """
+    with ExitStack() as stack:
+        group = stack.enter_context(joined)
+        if group.rank != FIRST:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        return train_in(_context(group, resolve, told))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from agent.studies.assignments import Distribution, in_words, read_space, settings_of
+from agent.studies.study_trials import Distribution, in_words, read_space, settings_of
 from agent.training.config import ConfigError
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any, Generic
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from agent.contexts.engine import ray_cluster
+from agent.evaluation.spec import EvaluationSpec, Task
+from agent.evaluation.worker import Outcome, Worker, run_in_processes
 from graphs.system.worker_process import Answer, Death, Request
 
 POLL_S = 1.0
@@ -85,3 +88,29 @@ def ray_answers_of(
     for process in list(busy):
         if (answer := process.answer()) is not None:
             yield process, answer
+
+
+def run_trials_on_ray(
+    spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
+) -> Generator[tuple[Task, Outcome], None, None]:
+    """Makes trials in processes of a Ray cluster, in any order, with the same results as in one process.
+
+    A trial whose process died or took too long is tried once more in another process.
+
+    Args:
+        jobs: number of processes, of one core each; a cluster with fewer free cores runs as many as it can.
+        timeout_s: seconds after which the process of a trial is killed; None = never. The start of the
+            process counts.
+
+    Yields:
+        Each task, and what came of it. Close the generator to end the processes.
+
+    Raises:
+        RayUnavailableError: Ray is not installed, or the cluster cannot be reached.
+    """
+    if not tasks:
+        return
+    with ray_cluster(jobs):
+        handler = ray.put(Worker(spec).outcome)
+        processes = [RayProcess[Task, Outcome](handler, timeout_s) for _ in range(min(jobs, len(tasks)))]
+        yield from run_in_processes(spec, tasks, processes, ray_answers_of)

@@ -18,9 +18,14 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from agent.contexts.workers.distributed import ONE_SIGNAL_S
-from agent.contexts.workers.group_worker import Train, train_with_others
-from agent.contexts.workers.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
+from agent.contexts.distributed import (
+    ONE_SIGNAL_S,
+    Resolve,
+    check_workers_fit,
+    train_with_others,
+)
+from agent.contexts.engine import ray_cluster
+from agent.contexts.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig
 from graphs.system.errors import InputError, shown
 from graphs.system.interrupts import handled_by
@@ -43,14 +48,12 @@ class _Job:
 
     Attributes:
         directory: to run in, where the files that the configuration names are.
-        train: what the command does with a context that is ready.
     """
 
     config: dict[str, Any]
     folder: str
     resume: bool
     directory: str
-    train: Train
     mailbox: Any
 
 
@@ -110,21 +113,28 @@ class _Relay(io.TextIOBase):
         return False
 
 
-def train_on_ray(config: TrainConfig, folder: Path, *, resume: bool, n_workers: int, train: Train) -> int:
+def train_on_ray(resolve: Resolve, n_workers: int) -> int:
     """Trains on the cluster; if a worker is killed, all restart from the last checkpoint.
 
-    SIGINT and SIGTERM let the workers finish their update, save a checkpoint and end.
-
-    Args:
-        folder: of the run; all nodes of the cluster share the file system that it is on.
-        train: what a worker does with a context that is ready.
+    SIGINT and SIGTERM let the workers finish their update, save a checkpoint and end. All nodes of the
+    cluster share the file system that the folder of the run is on.
 
     Returns:
         The exit code.
+
+    Raises:
+        InputError: what `resolve` raises, settings that the workers cannot share, or no Ray.
     """
+    config, folder, resume = resolve()
+    check_workers_fit(config, n_workers)
+    with ray_cluster(n_workers):
+        return _train(config, folder, resume, n_workers)
+
+
+def _train(config: TrainConfig, folder: Path, resume: bool, n_workers: int) -> int:
     os.environ |= SETTINGS
     mailbox = Mailbox.remote()  # type: ignore[attr-defined]
-    job = _Job(config.to_json(), str(folder), resume, os.getcwd(), train, mailbox)
+    job = _Job(config.to_json(), str(folder), resume, os.getcwd(), mailbox)
     own_files = folder.parent.absolute() / f".ray-{folder.name}"
     shutil.rmtree(own_files, ignore_errors=True)  # nothing that is there already is read
     trainer = TorchTrainer(
@@ -209,7 +219,6 @@ def _trained(job: _Job, *, is_first: bool) -> int:
         return train_with_others(
             already_joined(),
             lambda: _resolved(job),
-            job.train,
             lambda: bool(ray.get(job.mailbox.stops.remote())),
         )
     except WorkerGoneError:

@@ -1,0 +1,112 @@
+"""Trains a placement policy: `python train_agent.py --families cifar10 --cluster 4xv100 --name first`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.contexts.engine import CODE, EngineConfig, code_flags
+from agent.studies.study_config import StudyConfig
+from agent.training import run_folder as runs
+from agent.training.config import EXTENDABLE, MAIN, ConfigError, TrainConfig
+from graphs.system.command_line import OneLineParser
+from graphs.system.settings import add_flags, field_types
+
+STUDIES = ("search", "ablation", "grid")
+"""Contexts that run a study."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
+    parser = OneLineParser(
+        prog="train_agent.py",
+        usage="train_agent.py --name NAME --families NAME [NAME ...] [flags]",
+        description=__doc__,
+        argument_default=argparse.SUPPRESS,
+    )
+    main_flags = add_flags(parser, TrainConfig)[MAIN]
+    add_flags(parser, StudyConfig)
+    add_flags(parser, EngineConfig)
+    main_flags.add_argument(
+        "--config", metavar="FILE", default=None, help="JSON file of settings; flags override it"
+    )
+    main_flags.add_argument("--resume", action="store_true", default=False, help="resume a stopped run")
+    return parser
+
+
+def engine_settings(options: dict[str, Any]) -> EngineConfig:
+    """Takes out of a command line what runs trials or workers."""
+    given = {name: options.pop(name) for name in field_types(EngineConfig) if name in options}
+    return EngineConfig.from_json(given, "command line")
+
+
+def study_settings(options: dict[str, Any]) -> StudyConfig | None:
+    """Takes the settings of a study out of a command line; None without a context that runs one.
+
+    Raises:
+        ConfigError: settings of a study without such a context.
+    """
+    given = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
+    if options.get("context") in STUDIES:
+        if options["resume"]:
+            raise ConfigError("leave out --resume; to resume a study, run the command that started it again")
+        return StudyConfig.from_json(given, "command line")
+    if given:
+        raise ConfigError(
+            f"--{next(iter(given)).replace('_', '-')} is for --context search, ablation or grid"
+        )
+    return None
+
+
+def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
+    """Resolves a command line into the configuration and the folder of a run; that of a study may be there.
+
+    Raises:
+        InputError: settings that do not fit together, or a run that exists or does not.
+    """
+    given = {key: value for key, value in options.items() if key not in ("config", "resume")}
+    if not options["resume"]:
+        base = None if options["config"] is None else runs.config_from_file(Path(options["config"]))
+        if base is not None:
+            _check_code_is_named(options["config"], base, given)
+        config = TrainConfig.from_json(given, "command line", base)
+        if config.context not in STUDIES:
+            return config, runs.check_is_new(config.name)
+        if "context" not in given:
+            raise ConfigError(
+                f"context is {config.context} in a file; give --context {config.context} as a flag"
+            )
+        return config, runs.run_folder(config.name)
+    fixed = [key for key in given if key not in (*EXTENDABLE, *CODE)] + (
+        ["config"] if options["config"] is not None else []
+    )
+    if fixed:
+        raise ConfigError(f"--resume uses the settings of the run; leave out --{fixed[0]}")
+    started = runs.read_config(options.get("name", ""))
+    _check_code_is_named(runs.run_folder(given["name"]) / runs.CONFIG, started, given)
+    folder, config = runs.run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
+    if changed := [key for key in CODE if getattr(config, key) != getattr(started, key)]:
+        raise ConfigError(f"--resume uses the settings of the run, which has another --{changed[0]}")
+    return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in given)), folder
+
+
+def _check_code_is_named(file: Path | str, config: TrainConfig, given: Mapping[str, Any]) -> None:
+    """Checks that code named in a file of settings is named on the command line too, as it will be run."""
+    if flags := code_flags(config, [key for key in CODE if key not in given]):
+        raise ConfigError(f"{file}: names code to run; if you trust it, add{flags}")
+
+
+def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
+    """Returns the time limit of a resumed run: the given minutes from now, else its old limit; 0 = none."""
+    from agent.training.checkpoints import CheckpointFolder, restoring
+
+    saved = CheckpointFolder(folder / "checkpoints").latest()
+    if saved is None:
+        return minutes
+    with restoring(saved):
+        if not is_given:
+            return float(saved.state["minutes"])
+        return minutes + float(saved.state["training"]["wall_s"]) / 60 if minutes else 0.0

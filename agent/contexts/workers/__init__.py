@@ -1,1 +1,0 @@
-"""Several workers that train one policy, under torchrun or on a Ray cluster."""

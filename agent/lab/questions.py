@@ -1,0 +1,168 @@
+"""Declares experiments, one a question: on placers, and on policies, whose rows other commands make."""
+
+import numpy as np
+
+from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
+from agent.lab.experiment import EXPERIMENTS, Experiment
+from agent.lab.pivot import Across, Pivot, Row, Rows, Statistic, count, grouped, mean, only, over, value
+from agent.lab.trials import LARGE_OPS, RANDOM, SealedTrials
+
+UNLEARNED = ("local-search", "annealing", "refine", "rollout", "rollout-refine")
+LEARNED = ("policy", "policy-refine")
+OTHERS = ("heft", "m-topo", "m-etf", "m-sct", "metis", "cross-entropy", "equal-time", "pipedream")
+
+
+def mean_seconds(rows: Rows) -> str:
+    """Formats the mean processor seconds of a placer that was run."""
+    return f"{np.mean([row['cpu_s'] for row in rows]):.2f}" if rows[0]["seconds"] else ""
+
+
+PLACERS = Pivot(
+    {"placer": "placer"},
+    [
+        Across(source_of, mean("step_s", "best_s")),
+        ("all over bound", mean("step_s", "bound_s")),
+        ("infeasible", only(count, step_s=np.inf)),
+        ("seconds, mean", mean_seconds),
+    ],
+)
+SOURCES = Pivot(
+    {"source": source_of},
+    [
+        ("instances", instances(count)),
+        ("closed", instances(are_closed)),
+        ("best known over bound", instances(mean("best_s", "bound_s"))),
+        ("ahead", compared(lambda ratio: ratio < 1 - LEVEL)),
+        ("level", compared(lambda ratio: abs(ratio - 1) <= LEVEL)),
+        ("behind", compared(lambda ratio: ratio > 1 + LEVEL)),
+        ("behind on", behind_on),
+    ],
+    total="all",
+)
+EXPERIMENTS.register(
+    "benchmark",
+    Experiment(
+        "Who is ahead on the instances of the field?",
+        rows=["benchmark.csv.gz"],
+        tables=[PLACERS, SOURCES],
+        run=InstanceTrials(("*",), ("auto", "refine", *OTHERS), 1.0),
+        quick={"graphs": ("doppler:*",), "placers": ("refine", "heft"), "seconds": 0.1},
+    ),
+)
+
+
+def size_of(row: Row) -> str:
+    """Names the size of a graph, with the granularity if that is not the op."""
+    size = f"{LARGE_OPS:,} ops and more" if row["n_ops"] >= LARGE_OPS else f"below {LARGE_OPS:,} ops"
+    return size if row["granularity"] == "op" else f"{size}, {row['granularity']}"
+
+
+def budget_of(row: Row) -> str:
+    """Names the budget of a trial."""
+    return f"{row['seconds']:g} s" if row["seconds"] else f"{row['budget']:,} evaluations"
+
+
+def most_late(rows: Rows) -> str:
+    """Formats the most that a placer took beyond its budget."""
+    return f"{max(row['cpu_s'] - row['seconds'] for row in rows) * 1e3:.0f} ms"
+
+
+def over_best(*placers: str) -> Pivot:
+    """Makes the table of `auto` over the best of other placers, by cluster, size and budget."""
+    return Pivot({"cluster": "cluster", "graphs": size_of}, [Across(budget_of, over("auto", *placers))])
+
+
+EXPERIMENTS.register(
+    "budgets",
+    Experiment(
+        "Which placer for which budget?",
+        rows=["budgets.csv.gz"],
+        tables=[
+            over_best(*UNLEARNED),
+            over_best(*UNLEARNED, *LEARNED),
+            over_best(f"auto-{RANDOM}"),
+            Pivot(
+                {"budget": budget_of},
+                [("most that `auto` took beyond it", most_late)],
+                where=lambda row: row["placer"] == "auto" and row["seconds"] is not None,
+            ),
+        ],
+        run=SealedTrials(
+            placers=("auto", *UNLEARNED, *LEARNED, f"auto@{RANDOM}"),
+            clusters=("4xv100", "4xa100-pcie"),
+            seconds=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+            granularities=("op", "module"),
+        ),
+        quick={"seconds": (0.03, 0.1), "granularities": ("op",), "families": ("cifar10", "unet")},
+    ),
+)
+
+DECODING = Pivot(
+    {"graph": "graph", "walks": "walks", "features": "features"},
+    [
+        ("us a decision", value("us", ".1f")),
+        ("scored by torch, us", value("torch_us", ".1f")),
+        ("ratio", lambda rows: f"{rows[0]['torch_us'] / rows[0]['us']:.1f}"),
+    ],
+)
+EXPERIMENTS.register(
+    "decoding", Experiment("How fast is a decision of a policy?", [DECODING], ["decoding.csv"])
+)
+
+GRANULARITY = Pivot(
+    {"family": "family", "graphs": "graphs"},
+    [
+        (f"{placer}, {level}", only(value("ratio_to_single", ".3f"), granularity=level, placer=placer))
+        for level in ("op", "module")
+        for placer in ("heft", "annealing", "local-search", "policy", "policy-refine")
+    ],
+)
+EXPERIMENTS.register(
+    "granularity",
+    Experiment("What does placing whole modules cost?", [GRANULARITY], ["granularity.csv"]),
+)
+
+
+def with_spread(rows: Rows) -> str:
+    """Formats a ratio with its interval and, if it is known, the spread over trainings."""
+    (row,) = rows
+    spread = f"; ± {row['spread_over_trainings']:.3f}" if row["spread_over_trainings"] is not None else ""
+    return f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f}{spread})"
+
+
+DECODES = {"policy": "one decode", "policy-sample": "17 decodes"}
+ABLATION = Pivot(
+    {"variant": "variant"},
+    [Across(lambda row: f"{row['families']}, {DECODES[row['placer']]}", with_spread)],
+    where=lambda row: bool(row["variant"] != "full-model"),
+)
+EXPERIMENTS.register(
+    "ablation", Experiment("Which parts of the policy matter?", [ABLATION], ["ablation.csv"])
+)
+
+
+def logs_of_trainings(rows: Rows) -> list[float]:
+    """Returns the mean logarithm of the step over annealing of each of the equal trainings."""
+    trained = grouped((row for row in rows if row["policy"].startswith("seed")), lambda row: row["policy"])
+    return [float(np.mean([np.log(row["over_annealing"]) for row in own])) for own in trained.values()]
+
+
+def pretrained(*index: str) -> Pivot:
+    """Makes a table of one decode of each policy over annealing."""
+    cells: list[tuple[str, Statistic] | Across] = [
+        ("graphs", only(count, policy="shipped")),
+        Across("policy", mean("over_annealing")),
+        ("mean of trainings", lambda rows: f"{np.exp(np.mean(logs_of_trainings(rows))):.3f}"),
+        ("spread", lambda rows: f"{np.std(logs_of_trainings(rows), ddof=1):.3f}"),
+    ]
+    return Pivot({name: name for name in index}, cells)
+
+
+EXPERIMENTS.register(
+    "pretraining",
+    Experiment(
+        "How much do policies of equal trainings differ?",
+        [pretrained("cluster", "size"), pretrained("family")],
+        ["pretraining.csv"],
+    ),
+)

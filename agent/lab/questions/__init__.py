@@ -1,1 +1,0 @@
-"""The declarations of experiments, one a question."""

@@ -35,7 +35,7 @@ class PlacedStep(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class BestPlacement:
     """A placement of an evaluation.
 
     Attributes:
@@ -87,7 +87,7 @@ class Answers:
         write_placement(path, self._graphs[trial.graph], self._clusters[trial.cluster], placed.placement)
         self._remember(path, placed)
 
-    def best(self, trials: Sequence[Trial]) -> Iterator[Answer]:
+    def best(self, trials: Sequence[Trial]) -> Iterator[BestPlacement]:
         """Yields the answers to each graph and cluster, in the order of the trials.
 
         Raises:
@@ -101,7 +101,7 @@ class Answers:
             problems = self._problems(where)
             yield from (self._answer(trial, *problems) for trial in there.values())
 
-    def of(self, trial: Trial) -> Answer:
+    def of(self, trial: Trial) -> BestPlacement:
         """Returns the answer of the best seed of a placer.
 
         Raises:
@@ -134,7 +134,7 @@ class Answers:
         problem, pipeline = Problem(self._graphs[where[0]], self._clusters[where[1]]), self.spec.pipeline
         return problem, None if pipeline is None else PipelinedProblem(problem, pipeline)
 
-    def _answer(self, trial: Trial, problem: Problem, pipelined: PipelinedProblem | None) -> Answer:
+    def _answer(self, trial: Trial, problem: Problem, pipelined: PipelinedProblem | None) -> BestPlacement:
         path = placement_path(self.folder, trial)
         if path not in self._placed:
             placement = read_placement(path, problem.graph, problem.cluster)
@@ -143,7 +143,7 @@ class Answers:
             else:
                 step = pipelined.simulate(stages_of(problem, placement))
             self._remember(path, PlacedStep(placement, step))
-        return Answer(trial, problem, pipelined, *self._placed[path], path)
+        return BestPlacement(trial, problem, pipelined, *self._placed[path], path)
 
     def _remember(self, path: Path, placed: PlacedStep) -> None:
         self._placed.pop(path, None)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from agent.evaluation.answers import Answer, Answers
+from agent.evaluation.answers import BestPlacement, Answers
 from agent.evaluation.results import Trial
 from agent.placing.exports.export import EXPORTS, PlacedModules
 from agent.placing.handover.files import write_handover
@@ -34,7 +34,7 @@ def write_handovers(answers: Answers, trials: Sequence[Trial], *, trace: bool) -
     return lines
 
 
-def _hand_over(answers: Answers, answer: Answer, *, trace: bool) -> list[str]:
+def _hand_over(answers: Answers, answer: BestPlacement, *, trace: bool) -> list[str]:
     """Writes the files of a placement; returns lines on what bounds it, none of a benchmark's graph."""
     folder, name, step = answer.path.parent, answer.path.stem, answer.step
     if answer.pipelined is not None:
@@ -75,7 +75,7 @@ def write_exports(
     return lines, without
 
 
-def _placed_modules(answer: Answer, layers: str) -> PlacedModules:
+def _placed_modules(answer: BestPlacement, layers: str) -> PlacedModules:
     pipelined, problem, placement = answer.pipelined, answer.problem, answer.placement
     if pipelined is None:
         return PlacedModules(problem, placement, layers=layers)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from agent.evaluation.answers import Answer, Answers, placement_path
+from agent.evaluation.answers import BestPlacement, Answers, placement_path
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.comparison.summary import milliseconds
 from agent.evaluation.report import timelines
@@ -81,7 +81,7 @@ def detail_section(answers: Answers, pairs: Sequence[Pair]) -> Markup:
     return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
 
 
-def _side(answer: Answer, graph: str, until_s: float) -> dict[str, object]:
+def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object]:
     """A placement or pipeline as `details.html` shows it."""
     step, n_links = answer.step, 0
     if isinstance(step, PipelineTime):
@@ -106,7 +106,7 @@ def _side(answer: Answer, graph: str, until_s: float) -> dict[str, object]:
     }
 
 
-def _stage_table(answer: Answer, pipelined: PipelinedProblem, step: PipelineTime) -> Table:
+def _stage_table(answer: BestPlacement, pipelined: PipelinedProblem, step: PipelineTime) -> Table:
     rows = [
         (
             str(row.stage),
@@ -123,7 +123,7 @@ def _stage_table(answer: Answer, pipelined: PipelinedProblem, step: PipelineTime
     return Table(columns, rows)
 
 
-def _device_table(answer: Answer, step: StepTime) -> Table:
+def _device_table(answer: BestPlacement, step: StepTime) -> Table:
     rows = [
         (
             device.name,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from agent.evaluation.answers import BestPlacement, Answers
+from agent.evaluation.answers import Answers, BestPlacement
 from agent.evaluation.results import Trial
 from agent.placing.exports.export import EXPORTS, PlacedModules
 from agent.placing.handover.files import write_handover

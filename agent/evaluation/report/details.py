@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from agent.evaluation.answers import BestPlacement, Answers, placement_path
+from agent.evaluation.answers import Answers, BestPlacement, placement_path
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.comparison.summary import milliseconds
 from agent.evaluation.report import timelines

@@ -34,7 +34,7 @@ class PlacedStep(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class BestPlacement:
     """A placement of an evaluation.
 
     Attributes:
@@ -94,7 +94,7 @@ class Answers:
         write_placement(path, self._graphs[trial.graph], self._clusters[trial.cluster], placed.placement)
         self._remember(path, placed)
 
-    def best(self, trials: Sequence[Trial]) -> Iterator[Answer]:
+    def best(self, trials: Sequence[Trial]) -> Iterator[BestPlacement]:
         """Yields the answers to each graph and cluster, in the order of the trials.
 
         Raises:
@@ -108,7 +108,7 @@ class Answers:
             objective = self._objective(where)
             yield from (self._answer(trial, objective) for trial in there.values())
 
-    def of(self, trial: Trial) -> Answer:
+    def of(self, trial: Trial) -> BestPlacement:
         """Returns the answer of the best seed of a placer.
 
         Raises:
@@ -128,12 +128,12 @@ class Answers:
     def _objective(self, where: Where) -> Objective:
         return self.spec.objective(self._graphs[where[0]], self._clusters[where[1]])
 
-    def _answer(self, trial: Trial, objective: Objective) -> Answer:
+    def _answer(self, trial: Trial, objective: Objective) -> BestPlacement:
         path, problem = placement_path(self.folder, trial), objective.problem
         if path not in self._placed:
             placement = read_placement(path, problem.graph, problem.cluster)
             self._remember(path, PlacedStep(placement, objective.simulate(placement)))
-        return Answer(trial, objective, *self._placed[path], path)
+        return BestPlacement(trial, objective, *self._placed[path], path)
 
     def _remember(self, path: Path, placed: PlacedStep) -> None:
         self._placed.pop(path, None)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from agent.evaluation.answers import Answer, Answers
+from agent.evaluation.answers import Answers, BestPlacement
 from agent.evaluation.results import Trial
 from agent.placing.exports.export import EXPORTS, placed_modules
 from agent.placing.handover.files import write_handover
@@ -34,7 +34,7 @@ def write_handovers(answers: Answers, trials: Sequence[Trial], *, trace: bool) -
     return lines
 
 
-def _hand_over(answer: Answer, *, trace: bool) -> list[str]:
+def _hand_over(answer: BestPlacement, *, trace: bool) -> list[str]:
     """Writes the files of a placement; returns lines on what bounds it, none of a benchmark's graph."""
     folder, name, step = answer.path.parent, answer.path.stem, answer.step
     if isinstance(step, PipelineTime):

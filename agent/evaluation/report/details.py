@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from agent.evaluation.answers import Answer, Answers, placement_path
+from agent.evaluation.answers import Answers, BestPlacement, placement_path
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.comparison.summary import milliseconds
 from agent.evaluation.report import timelines
@@ -80,7 +80,7 @@ def detail_section(answers: Answers, pairs: Sequence[Pair]) -> Markup:
     return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
 
 
-def _side(answer: Answer, graph: str, until_s: float) -> dict[str, object]:
+def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object]:
     """A placement or pipeline as `details.html` shows it."""
     step, n_links = answer.step, 0
     if isinstance(step, PipelineTime):
@@ -104,7 +104,7 @@ def _side(answer: Answer, graph: str, until_s: float) -> dict[str, object]:
     }
 
 
-def _stage_table(answer: Answer, step: PipelineTime) -> Table:
+def _stage_table(answer: BestPlacement, step: PipelineTime) -> Table:
     rows = [
         (
             str(row.stage),
@@ -121,7 +121,7 @@ def _stage_table(answer: Answer, step: PipelineTime) -> Table:
     return Table(columns, rows)
 
 
-def _device_table(answer: Answer, step: StepTime) -> Table:
+def _device_table(answer: BestPlacement, step: StepTime) -> Table:
     rows = [
         (
             device.name,

@@ -1,4 +1,4 @@
-"""What to use, what bounds a simulated step, and the time that removing each bound would save."""
+"""Advice on what to use, the bounds of a simulated step, and the time that removing each would save."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ GRAPH = "graph.json.gz"
 EVALUATIONS = 1_000
 """Placements by op that are tried."""
 _BY_OP_S: WeakKeyDictionary[Problem, float | None] = WeakKeyDictionary()
-"""What the search by op found: an evaluation hands over one placement of a problem after the other."""
+"""Steps that the search by op found; an evaluation hands over one placement of a problem after the other."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from agent.calibration.fit import fit_class, fit_line
 from agent.calibration.op_tables import MeasuredOp, MeasuredOpsError, tables
 from agent.calibration.timed_ops import TimedOp, largest_side, ops_to_time, time_op, time_runs
 from envs.cluster.cluster import Cluster, Device
-from envs.cluster.files import write_cluster
+from envs.cluster.files import CLUSTER_NAME, own_calibration_file, own_cluster_file, write_cluster
 from envs.cluster.kinds import LAUNCH_S, Kind
-from envs.cluster.own_machine import CLUSTER_NAME, own_calibration_file, own_cluster_file
 from envs.costs.calibration import Calibration, calibration_of, write_calibration
 from envs.costs.op_classes import TENSOR
 from graphs.limits import is_time

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from envs.cluster.presets import get_cluster
-from envs.pipeline.arrays import LISTS
+from envs.pipeline.arrays import N_KINDS
 from envs.pipeline.chain import chain_of
-from envs.pipeline.layout import list_number
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
 from envs.pipeline.simulate import PipelinedProblem
@@ -215,12 +214,10 @@ def test_a_parameter_is_sent_once_and_activations_once_for_each_microbatch() -> 
     assert sent[1, False] % M == 0
 
 
-def ops_of(pipelined: PipelinedProblem, stages: Stages, device: int, number: int) -> list[int]:
-    """The ops that the simulator has in a list of a device."""
-    _, part_of = pipelined._run(stages, np.zeros(0))
-    parts = pipelined._keeper.parts
-    each = parts.begin[part_of[device], LISTS] + number
-    ops: list[int] = parts.op[parts.op_ptr[each] : parts.op_ptr[each + 1]].tolist()
+def ops_of(pipelined: PipelinedProblem, stages: Stages, action: int) -> list[int]:
+    """The ops that the simulator has in an action."""
+    _, list_of = pipelined._run(stages, np.zeros(0))
+    ops: list[int] = np.flatnonzero(list_of == pipelined._agenda(stages).list_of[action]).tolist()
     return ops
 
 
@@ -238,10 +235,10 @@ def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> 
         pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
         stages = replace(random_stages(captured, 3, 1, 1), actions=actions)
         kinds = action_kinds(captured.graph, stages, pipelined.pipeline)
-        for stage, device in enumerate(stages.devices.tolist()):
+        for stage in range(len(stages.devices)):
             for kind in (FORWARD, BACKWARD, WEIGHT):
                 expected = np.flatnonzero((stages.stage_of == stage) & (kinds == kind))
-                assert ops_of(pipelined, stages, device, list_number(1, 0, kind)) == expected.tolist()
+                assert ops_of(pipelined, stages, stage * N_KINDS + kind) == expected.tolist()
 
 
 def test_action_times_are_those_of_the_schedule(processes: DeviceProcesses) -> None:

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from agent import Pipeline, place
 from envs.cluster.presets import get_cluster
-from envs.pipeline.layout import list_number
 from envs.pipeline.schedules import RECOMPUTE
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
@@ -101,7 +100,7 @@ def test_the_ops_that_run_again_are_those_of_the_simulator(make_model: Any) -> N
         _run_again(parts, stage * N_KINDS)
         calls = parts[stage * N_KINDS + 3].instructions
         ran = sorted(each.op for each in calls if isinstance(each, Call) and each.op >= 0)
-        again = ops_of(pipelined, stages, int(stages.devices[stage]), list_number(1, 0, RECOMPUTE))
+        again = ops_of(pipelined, stages, stage * N_KINDS + RECOMPUTE)
         assert ran == runs.first[again].tolist() != []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from envs.cluster.cluster import Cluster
-from envs.cluster.own_machine import CLUSTER_NAME, how_to_measure, is_own_cluster, own_cluster_file
+from envs.cluster.files import CLUSTER_NAME, how_to_measure, is_own_cluster, own_cluster_file
 from envs.cluster.presets import get_cluster
 
 

@@ -25,9 +25,8 @@ from agent.calibration.timed_ops import (
     time_runs,
 )
 from envs.cluster.cluster import Cluster, Device
-from envs.cluster.files import write_cluster
+from envs.cluster.files import CLUSTER_NAME, own_calibration_file, own_cluster_file, write_cluster
 from envs.cluster.kinds import LAUNCH_S, Kind
-from envs.cluster.own_machine import CLUSTER_NAME, own_calibration_file, own_cluster_file
 from envs.costs.calibration import Calibration, calibration_of, write_calibration
 from envs.costs.op_classes import TENSOR
 from graphs.limits import is_time

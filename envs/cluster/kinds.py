@@ -1,4 +1,4 @@
-"""Device kinds: what the datasheets of GPUs say.
+"""Device kinds: what the datasheets of GPUs say; and links between GPUs as they were measured.
 
 Peaks are dense (no sparsity). `fp16` is with fp32 accumulation, as PyTorch multiplies; GeForce boards have
 half of the tensor rate there.
@@ -22,16 +22,24 @@ Sources:
     RTX 3090: NVIDIA Ampere GA102 architecture whitepaper (2020).
     L4: NVIDIA L4 datasheet (2023), halved where it counts sparsity; Ada architecture whitepaper.
     H100, GH200: NVIDIA H100 and Grace Hopper (96 GB HBM3) datasheets (2023), Hopper architecture whitepaper.
+
+`links.json`, format `placewalk.links/1`, was made from measurements of Vidur and Sailor (both MIT) by
+`agent/calibration/links_fit.py`, which is in git at commit e46ed42. Of each link it also says who measured
+it, how many transfers made the fit (`rows`) and judged it, and with which errors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import resources
+from typing import Any, cast
 
 from envs.cluster.cluster import Cluster, Device
 from graphs.step_settings import Gpu
+from graphs.system.json_files import read_json
 
 CPU_KINDS = ("cpu", "xeon")
 """Beginnings of the kinds of devices that are processors; all others are GPUs."""
@@ -134,3 +142,35 @@ def gpus_of(clusters: Iterable[Cluster], precision: str | None = None) -> Gpu | 
     kinds = {device.kind for cluster in clusters for device in cluster.devices}
     words = [word for kind in kinds if not kind.startswith(CPU_KINDS) for word in re.split(r"\W+", kind)]
     return Gpu(min(CAPABILITIES.get(word, 8.0) for word in words), precision) if words else None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two GPUs, fitted to measured transfers.
+
+    A transfer of n bytes occupies the link for (n + `n_half_bytes`) / `bytes_per_s` and arrives `latency_s`
+    later.
+
+    Attributes:
+        bytes_per_s: bandwidth of an endless transfer, bytes a second.
+        latency_s: seconds that do not occupy the link.
+        n_half_bytes: size at which a transfer reaches half of the bandwidth.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    n_half_bytes: float
+
+    def scaled(self, share: float) -> Link:
+        """Returns a link of `share` times the bandwidth with the same constants in seconds."""
+        return replace(self, bytes_per_s=share * self.bytes_per_s, n_half_bytes=share * self.n_half_bytes)
+
+
+@cache
+def measured_links() -> Mapping[str, Link]:
+    """Returns the links that come with the package, by name."""
+    file = cast("dict[str, Any]", read_json(str(resources.files("envs.cluster").joinpath("links.json"))))
+    names = [field.name for field in fields(Link)]
+    return {
+        link: Link(**{name: float(values[name]) for name in names}) for link, values in file["links"].items()
+    }

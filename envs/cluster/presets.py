@@ -6,7 +6,7 @@ dense TF32 with them (A100, H100). Capacities are decimal, as datasheets print t
 the CUDA context. No datasheet states launch times and latencies: 6 us to launch a kernel and 10 us to begin
 a copy are usual for PyTorch on CUDA.
 
-Those with calibrated costs have devices of `envs.cluster.kinds` and links of `envs.cluster.links`; each
+Those with calibrated costs have devices and links of `envs.cluster.kinds`; each
 says what of its links was not measured. `issue_s` is 0 in all: the measurements at hand do not tell what a
 host needs to issue an op.
 
@@ -28,10 +28,8 @@ from dataclasses import replace
 import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
-from envs.cluster.files import read_cluster
-from envs.cluster.kinds import KINDS
-from envs.cluster.links import Link, measured_links
-from envs.cluster.own_machine import how_to_measure, is_own_cluster, own_cluster_file
+from envs.cluster.files import how_to_measure, is_own_cluster, own_cluster_file, read_cluster
+from envs.cluster.kinds import KINDS, Link, measured_links
 from graphs.system.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)

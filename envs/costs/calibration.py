@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from envs.cluster.own_machine import own_calibration_file
+from envs.cluster.files import own_calibration_file
 from envs.costs.convolutions import ConvolutionModel
 from envs.costs.efficiency import TILES, BatchedModel, Machine, MatmulModel, Model, Tiles, TrafficModel
 from envs.costs.op_classes import CLASSES, MATMULS, TENSOR

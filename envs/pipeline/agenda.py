@@ -1,4 +1,7 @@
-"""The order in which devices run the actions of a pipeline, for kernels, and checks that there is one."""
+"""The order in which devices run the actions of a pipeline, for kernels, and checks that there is one.
+
+A device has a list of ops for each action of its stages; `envs.pipeline.layout` says of which ops.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import numpy as np
 
 from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda
 from envs.pipeline.pipeline import INTERLEAVED, SEARCHED, Pipeline, PipelineError
-from envs.pipeline.schedules import action_arrays, is_order
+from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, action_arrays, is_order
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
+from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
 
 
@@ -31,7 +35,29 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages) -> Agenda:
     action = stage * N_KINDS + kind
     action[ends - 1] = len(stages.devices) * N_KINDS + np.arange(problem.n_devices)
     column = np.where(microbatch == 0, FIRST, LATER)
-    return Agenda(np.append(0, ends), action, microbatch, column, *np.zeros((2, len(action))))
+    start_s, end_s = np.zeros((2, len(action)))
+    list_of, first = number_lists(stages.devices, problem.n_devices)
+    return Agenda(np.append(0, ends), action, microbatch, column, start_s, end_s, list_of, first)
+
+
+def number_lists(devices: IntArray, n_devices: int) -> tuple[IntArray, IntArray]:
+    """Numbers the lists of ops device by device, in the order in which a device runs them in a microbatch.
+
+    Args:
+        devices: device of each stage, int64 (n_stages,).
+
+    Returns:
+        List of each action, int64 (n_actions,), and first list of each device, int64 (n_devices + 1,).
+    """
+    in_order, first, updates = [], [0], N_KINDS * len(devices)
+    for device in range(n_devices):
+        own = np.flatnonzero(devices == device).tolist()
+        in_order += [N_KINDS * stage + FORWARD for stage in own]
+        for stage in reversed(own):
+            in_order += [N_KINDS * stage + kind for kind in (RECOMPUTE, BACKWARD, WEIGHT)]
+        in_order += [updates + device, updates + n_devices + device]
+        first.append(len(in_order))
+    return np.argsort(in_order), np.array(first)
 
 
 def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.costs.op_seconds import op_seconds
-from envs.pipeline.schedules import KINDS
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.schedules import KINDS, splits_of
 from envs.pipeline.stages import Stages, phases_of
 from envs.problem import Problem
+from envs.problem_arrays import ProblemArrays
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import FloatArray, IntArray
 
@@ -22,13 +24,11 @@ UNSET = -1.0
 """A time that is not known yet."""
 
 RUN, SEND, RECEIVE, RECEIVE_ONCE = range(4)
-"""Steps of a program: run ops; note when a tensor is ready to be sent; wait for a tensor from another device.
-`Links` tells apart tensors that all microbatches share."""
+"""Steps of a program: run ops; note when a tensor is ready to be sent; wait for a tensor from another device,
+of the microbatch or, `ONCE`, one that all microbatches share."""
 
 FIRST, LATER = range(2)
-"""Columns of `Parts` and `Agenda`: the first microbatch and all others."""
-LISTS, ROWS, SLOTS = range(3)
-"""Columns of `Parts.begin`."""
+"""Columns of `Steps` and `Agenda`: the first microbatch and all others."""
 
 
 class PipelineArrays(NamedTuple):
@@ -40,9 +40,6 @@ class PipelineArrays(NamedTuple):
         IntArray  # (n_tensors,) 1 = summed over microbatches: a backward op makes it for an optimizer op
     )
     accumulate_s: FloatArray  # (n_tensors, n_devices) seconds to add a gradient to the sum
-    near: (
-        IntArray  # (n_ops, 2) first and last piece of an op and those next to it; first -1 = makes gradients
-    )
 
 
 class PlacedStages(NamedTuple):
@@ -52,7 +49,7 @@ class PlacedStages(NamedTuple):
     stage_of: IntArray  # (n_first_ops,) of forward and backward ops
     device: IntArray  # (n_stages,)
     recomputed: IntArray  # (n_stages,) 1 = its forward ops run again before each backward action
-    pieces: IntArray  # (n_stages, 2) its first piece of the chain, and that of the next one; 0, 0 = not known
+    splits: NDArray[np.bool_]  # (n_stages,) gradients of weights have actions of their own
 
 
 class SecondRuns(NamedTuple):
@@ -63,67 +60,41 @@ class SecondRuns(NamedTuple):
     tensor: IntArray  # (n_first_tensors,) second tensor of a tensor, -1 = none
 
 
-class Parts(NamedTuple):
-    """Parts of steps, kept for other steps: a part is all that one device runs.
+class OpLists(NamedTuple):
+    """The ops of each list, as `envs.pipeline.layout` makes them; a place is that of an op here."""
 
-    A part depends on the ops of its stages and on their seconds there; on nothing else.
-    `envs.pipeline.layout` says which lists of ops it has, each with a program. Ops that run one after the
-    other without a wait between are one step of it.
-    `RUN` has two columns, as the first microbatch adds no gradients: `FIRST` and `LATER`.
+    ptr: IntArray  # (n_lists + 1,) first place of a list
+    op: IntArray  # (n_places,) in program order within a list
+    list_of: NDArray[np.int32]  # (n_ops,) -1 = in none
 
-    What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches.
-    A part numbers the wires that it sends, its rows, and those that it receives, its slots.
 
-    Its ledger says what its ops begin and end to hold in each microbatch, and is made when it is asked for.
+class Steps(NamedTuple):
+    """The programs of all lists of a step, and the tensors that go from device to device.
+
+    Ops that run one after the other without a wait between are one step of a program. `RUN` has two columns,
+    as the first microbatch adds no gradients: `FIRST` and `LATER`.
+
+    What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches. A
+    wire that is sent has a row; where it is received, it has a slot.
     """
 
-    n: IntArray  # (1,) parts that there are
-    begin: IntArray  # (n_parts + 1, 3) first list, row and slot of a part
-    op_ptr: IntArray  # (n_lists + 1,) first place of a list
-    step_ptr: IntArray  # (n_lists + 1,) first step of its program
-    op: NDArray[np.int32]  # (n_places,)
-    list_of: NDArray[np.int32]  # (n_places,)
+    n: IntArray  # (3,) steps, rows and slots so far
+    step_ptr: IntArray  # (n_lists + 1,) first step of a program
     code: NDArray[np.int8]  # (n_steps,) one of the constants above
-    number: NDArray[np.int32]  # (n_steps,) row of `SEND`, slot of `RECEIVE`, from 0 in each part
+    number: NDArray[np.int32]  # (n_steps,) row of `SEND`, slot of `RECEIVE`
     reader: NDArray[np.int32]  # (n_steps,) place of the op for which to `RECEIVE`
     issued: NDArray[np.int32]  # (n_steps, 2) ops that `RUN` issues
     seconds: FloatArray  # (n_steps, 2) ops and gaps of `RUN`
     rest_s: FloatArray  # (n_steps, 2) rest of the device after the last op of `RUN`, or before `SEND`
     issue_s: FloatArray  # (n_steps, 2) least seconds from the host's clock to the end of `RUN`
+    row_of: NDArray[np.int32]  # (n_wires,) -1 = no other device reads it
     row_wire: NDArray[np.int32]  # (n_rows,)
+    slot_ptr: IntArray  # (n_devices + 1,) first slot of a device
+    slot_of: NDArray[np.int32]  # (n_wires,) the last one that was made
+    heard: NDArray[np.int32]  # (n_wires,) scratch: the last list that waits for it
     slot_wire: NDArray[np.int32]  # (n_slots,)
-    held: FloatArray  # (n_parts,) bytes held from the start; NaN = there is no ledger yet
-    last: NDArray[np.int32]  # (n_rows,) place of the last op of the part that needs the tensor, -1 = none
-    update: NDArray[np.int32]  # (n_rows,) place of the last update of the part that reads it too, -1 = none
-    taken: FloatArray  # (n_places,) bytes that begin to be held at the start of an op
-    freed: FloatArray  # (4, n_places) bytes held until its end; rows: see `envs.pipeline.ledger`
-    kept: FloatArray  # (n_places,) bytes of these that may be held longer, as others read them
-    later: FloatArray  # (4, n_places) most bytes that its list adds from its start on
-    left_s: FloatArray  # (n_places,) least seconds from its start to the end of its list
-    varies: NDArray[np.int8]  # (n_lists,) 0 = all four rows of its ops are as the first one
-    added: FloatArray  # (n_lists, 4) bytes that a list adds; NaN = `later` is not known yet
-    place_of: NDArray[np.int32]  # (n_ops,) scratch: place of an op in the part at hand
-    readers: NDArray[np.int32]  # (2, n_tensors) scratch: place of the last reader, and of the last update
-    marks: NDArray[np.int32]  # (3, n_wires) scratch: row, slot, and the last list that waits for it
-
-
-class Links(NamedTuple):
-    """The programs of all actions of a step, and the tensors that go from device to device.
-
-    Action `stage * N_KINDS + kind` is that of a stage, and the updates of device `d` are action
-    `n_stages * N_KINDS + d`. A device has the slots of its part, from `slot[device]` on.
-    """
-
-    part_of: IntArray  # (n_devices,)
-    list_of: IntArray  # (n_actions,) list of `Parts`
-    row: IntArray  # (n_devices,) first row of the stages of a device
-    slot: IntArray  # (n_devices,)
-    row_of: NDArray[np.int32]  # (n_wires,) row of a wire, -1 = no other device reads it
-    wire: NDArray[np.int32]  # (n_rows,)
-    row_from: NDArray[np.int32]  # (n_slots,) row that is received
     source: NDArray[np.int32]  # (n_slots,) device that it comes from
-    code: NDArray[np.int8]  # (n_slots,) how it is received, one of the constants above
-    seconds: FloatArray  # (n_slots,) of the transfer from that device
+    transfer_s: FloatArray  # (n_slots,) seconds of the transfer from that device
 
 
 class Tables(NamedTuple):
@@ -141,7 +112,11 @@ class Tables(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """The actions of each device in its order, the updates last."""
+    """The actions of each device in its order, the updates last, and the list of ops of each action.
+
+    Action `stage * N_KINDS + kind` is that of a stage. Those of the updates of each device follow, then those
+    of its parameters and inputs, which do not run.
+    """
 
     ptr: IntArray  # (n_devices + 1,) entries of a device
     action: IntArray  # (n_entries,)
@@ -149,14 +124,12 @@ class Agenda(NamedTuple):
     column: IntArray  # (n_entries,) `FIRST` where the device adds no gradients yet, else `LATER`
     start_s: FloatArray  # (n_entries,) start of the first op; written
     end_s: FloatArray  # (n_entries,) end of the last op; written
+    list_of: IntArray  # (n_actions,) list of an action
+    first: IntArray  # (n_devices + 1,) first list of a device; its last two do not run in microbatches
 
 
-def pipeline_arrays(problem: Problem, piece_of: IntArray) -> PipelineArrays:
-    """Makes the arrays of a problem.
-
-    Args:
-        piece_of: piece of each op, int64 (n_ops,).
-    """
+def pipeline_arrays(problem: Problem) -> PipelineArrays:
+    """Makes the arrays of a problem."""
     graph = problem.graph
     phase = phases_of(graph)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
@@ -169,27 +142,15 @@ def pipeline_arrays(problem: Problem, piece_of: IntArray) -> PipelineArrays:
         is_parameter=is_parameter.astype(np.int64),
         is_gradient=is_gradient.astype(np.int64),
         accumulate_s=_accumulate_s(problem, np.flatnonzero(is_gradient)),
-        near=_near(graph, piece_of, is_gradient),
     )
 
 
-def placed_arrays(stages: Stages) -> PlacedStages:
+def placed_arrays(stages: Stages, pipeline: Pipeline) -> PlacedStages:
     """Makes the arrays of stages."""
     recomputed = np.zeros(len(stages.devices), dtype=np.int64)
     recomputed[list(stages.recomputed)] = 1
-    pieces = [(taken.start, taken.stop) for taken in stages.pieces] or [(0, 0)] * len(recomputed)
-    return PlacedStages(
-        stages.device_of, stages.stage_of, stages.devices, recomputed, np.array(pieces, dtype=np.int64)
-    )
-
-
-def _near(graph: OpGraph, piece_of: IntArray, is_gradient: NDArray[np.bool_]) -> IntArray:
-    found = np.stack([piece_of, piece_of], axis=1)
-    for one, other in (graph.edges.T, graph.edges.T[::-1]):
-        np.minimum.at(found[:, 0], one, piece_of[other])
-        np.maximum.at(found[:, 1], one, piece_of[other])
-    found[graph.tensor_producer[is_gradient], 0] = -1
-    return found
+    splits = np.array(splits_of(pipeline, len(stages.devices), stages.actions))
+    return PlacedStages(stages.device_of, stages.stage_of, stages.devices, recomputed, splits)
 
 
 def _accumulate_s(problem: Problem, gradients: IntArray) -> FloatArray:
@@ -213,3 +174,43 @@ def _additions(graph: OpGraph, gradients: IntArray) -> OpGraph:
         for at, tensor in enumerate(gradients)
     ]
     return replace(build_graph(graph.name, graph.family, ops, []), dtypes=tuple(dtypes))
+
+
+def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, PipelineArrays, SecondRuns]:
+    """Adds a second run of each forward op to the arrays of a problem, except to what ops read."""
+    again = np.flatnonzero(q.phase == 0)
+    made = np.flatnonzero(q.phase[p.producer] == 0)
+    op, tensor = (_numbers(n, of) for n, of in ((len(q.phase), again), (len(p.producer), made)))
+    outputs = np.diff(p.output_ptr)
+    nothing = np.zeros(len(again), dtype=np.int64)
+    p = p._replace(
+        op_seconds=np.concatenate([p.op_seconds, p.op_seconds[again]]),
+        is_source=np.concatenate([p.is_source, nothing]),
+        output_ptr=np.concatenate([[0], np.concatenate([outputs, outputs[again]]).cumsum()]),
+        output_item=np.concatenate([p.output_item, _second(p, again, tensor)]),
+        producer=np.concatenate([p.producer, op[p.producer[made]]]),
+        size=np.concatenate([p.size, p.size[made]]),
+        owner=np.concatenate([p.owner, np.full(len(made), -1)]),
+        resident=np.concatenate([p.resident, np.zeros(len(again))]),
+    )
+    q = PipelineArrays(
+        phase=np.concatenate([q.phase, np.full(len(again), RECOMPUTED_PHASE)]),
+        is_parameter=np.concatenate([q.is_parameter, nothing]),
+        is_gradient=np.concatenate([q.is_gradient, np.zeros(len(made), dtype=np.int64)]),
+        accumulate_s=np.concatenate([q.accumulate_s, np.zeros((len(made), q.accumulate_s.shape[1]))]),
+    )
+    return p, q, SecondRuns(np.concatenate([np.arange(len(op)), again]), op, tensor)
+
+
+def _numbers(n: int, chosen: IntArray) -> IntArray:
+    """Numbers some of `n` from `n` on; -1 for the others."""
+    found = np.full(n, -1, dtype=np.int64)
+    found[chosen] = n + np.arange(len(chosen))
+    return found
+
+
+def _second(p: ProblemArrays, again: IntArray, tensor: IntArray) -> IntArray:
+    """Second tensors of ops, op by op."""
+    rows = [p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]] for op in again.tolist()]
+    found: IntArray = tensor[np.concatenate([*rows, np.zeros(0, dtype=np.int64)])]
+    return found

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +107,6 @@ class Chain:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
             devices, recomputed: as of `Stages`.
         """
-        pieces = tuple(range(*bounds) for bounds in pairwise([*first.tolist(), self.n_pieces]))
         begins = np.zeros(self.n_pieces, dtype=np.int64)
         begins[first[1:]] = 1
         stage_of = begins.cumsum()[self.piece_of]
@@ -117,7 +115,7 @@ class Chain:
         if len(graph.unread):
             kept_bytes = np.bincount(device_of, graph.resident_bytes, cluster.n_devices).astype(np.float64)
             device_of = spread_unread(graph, cluster, device_of, kept_bytes)
-        return Stages(device_of, placed, devices, recomputed, pieces)
+        return Stages(device_of, placed, devices, recomputed)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

@@ -1,223 +1,222 @@
 """Kernels that find the greatest number of bytes that each device holds in a pipelined step.
 
-Ops begin and end to hold the same bytes in every microbatch, so the bytes held before each action, and the
-most that it can hold, are sums of what `envs.pipeline.ledger` notes, once for each part. Copies come and go
-in between. Only actions that may hold more than was found so far are replayed, which are few.
+Each device goes through its actions by time, and through the ops of those that may hold more than was found
+so far. At one instant, holdings end before others begin.
 
-A gradient whose update is on another device is summed where it is made: the first one holds the sum until
-that is sent, and each other one is held until it is added. At one instant, holdings end before others begin.
-
-In all kernels here `s` is the `Ledger` of a device, and `x` its `Spans`.
+In all kernels here `s` is the `Ledger` of a device, which `envs.pipeline.ledger` describes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import LISTS, ROWS, SLOTS, UNSET
+from envs.pipeline.arrays import BACKWARD_PHASE, LATER, RECEIVE, RECEIVE_ONCE
 from envs.pipeline.ledger import (
+    HELD,
+    IS_FIRST,
+    IS_LAST,
+    MOST,
+    NOW,
+    UPDATE,
     Ledger,
-    first_column,
-    freed_column,
-    held_until,
-    is_held,
-    is_own_row,
-    note_entries,
-    note_part,
+    is_freed,
+    note_copies,
+    note_lists,
+    note_ops,
 )
-from envs.pipeline.memory_replay import Spans, entry_at, replay
+from envs.pipeline.programs import ROWS, SLOTS
+from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)
-def pipeline_memory(p, q, runs, device_of, agenda, parts, links, tables, peak):
+def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        device_of: device of each op, int64 (n_first_ops,).
+        placed: `PlacedStages`.
         agenda: `Agenda`.
-        parts: `Parts`; the ledgers of parts without one are written.
-        links: `Links`.
+        layout: `OpLists`.
+        programs: `Steps`.
         tables: `Tables` of the finished simulation.
         peak: bytes, (n_devices,); raised to those held where these are more.
     """
-    sent_s, end, n_lists = np.full(tables.ready_s.shape, UNSET), tables.ready_s.shape[1] - 1, 0
-    for slot in range(len(links.seconds)):
-        row = links.row_from[slot]
+    n_tensors, n_places, end = len(p.producer), len(layout.op), tables.ready_s.shape[1] - 1
+    sent_s = np.zeros(tables.ready_s.shape)
+    for slot in range(programs.n[SLOTS]):
+        row = programs.row_of[programs.slot_wire[slot]]
         for column in range(end + 1):
             sent_s[row, column] = max(sent_s[row, column], tables.sent_s[slot, column])
-    for part in links.part_of:
-        n_lists = max(n_lists, parts.begin[part + 1, LISTS] - parts.begin[part, LISTS])
-    entry_of = np.empty((n_lists, end + 1), np.int32)
+    of_tensors, sent = np.empty((5, n_tensors), np.int32), np.full(n_places, -1, np.int32)
+    of_places, of_lists = np.zeros((6, n_places)), np.zeros((2, len(layout.ptr) - 1, 4))
+    events = np.empty((2, (programs.n[ROWS] + programs.n[SLOTS]) * (end + 1)))
     for device in range(len(peak)):
         s = Ledger(
-            p, q, runs, device_of, agenda, parts, links, tables, sent_s, entry_of,
-            device, links.part_of[device], end,
+            p, q, runs, placed.device_of, placed.stage_of, agenda, layout, programs, tables, device, end,
+            of_tensors[:2], of_places[0], of_places[1:5], sent, of_tensors[2:4].ravel(), of_tensors[4],
+            events[0], events[1], np.zeros(2, np.int64), np.zeros(3), of_places[5], of_lists[0], of_lists[1],
         )  # fmt: skip
-        note_entries(s)
-        if np.isnan(parts.held[s.part]):
-            note_part(s)
-        peak[device] = max(peak[device], raised_peak(s, peak[device]))
-
-
-@kernel(allocates=True)
-def raised_peak(s, peak):
-    """Returns the most bytes that the device holds at once, or less than `peak` where these are less.
-
-    Args:
-        s: `Ledger`; `later` and `left_s` are written.
-        peak: bytes.
-    """
-    parts, entries = s.parts, slice(s.agenda.ptr[s.device], s.agenda.ptr[s.device + 1])
-    row, slot = parts.begin[s.part, ROWS], parts.begin[s.part, SLOTS]
-    own = np.arange(row, parts.begin[s.part + 1, ROWS])
-    n_slots = parts.begin[s.part + 1, SLOTS] - slot
-    n_copies = 2 * (len(own) + n_slots) * (s.end + 1)
-    since_s, list_of = s.tables.free_s[entries], s.links.list_of[s.agenda.action[entries]]
-    longest = 0
-    for each in range(parts.begin[s.part, LISTS], parts.begin[s.part + 1, LISTS] - 1):
-        longest = max(longest, parts.op_ptr[each + 1] - parts.op_ptr[each])
-    of_entries, of_ops = np.zeros((3, len(since_s))), np.empty((3, longest))
-    of_copies, numbers = np.empty((2, n_copies)), np.empty((2, n_copies), np.int32)
-    x = Spans(
-        since_s, s.agenda.microbatch[entries], list_of,
-        of_entries[0], of_entries[1], np.full(len(since_s), np.inf), of_entries[2],
-        np.full(len(since_s), -1, np.int32), own,
-        of_copies[0], of_copies[1], numbers[0], np.zeros(1, np.int64),
-        of_ops[0], of_ops[1], of_ops[2], numbers[1],
-    )  # fmt: skip
-    for at in own:
-        if is_own_row(s, at):
-            add_sent(s, x, at)
-    for at in range(n_slots):
-        tensor = parts.slot_wire[slot + at] // 2
-        if is_held(s, tensor):
-            add_received(s, x, s.links.slot[s.device] + at, s.p.size[tensor])
-    find_bounds(s, x)
-    highest = x.most.argmax()
-    for entry in range(-1, len(x.held)):
-        at = highest if entry < 0 else entry
-        if x.most[at] > peak:
-            x.most[at] = 0.0
-            peak = max(peak, replay(s, x, at))
-    return peak
+        s.state[MOST] = peak[device]
+        note_ops(s, sent_s)
+        note_copies(s)
+        note_lists(s)
+        run_device(s, np.argsort(s.time_s[: s.n[0]]))
+        peak[device] = s.state[MOST]
 
 
 @kernel
-def add_copy(x, entry, time_s, size):
-    """Adds a copy that comes or goes.
+def run_device(s, order):
+    """Goes through the actions of the device by time.
 
     Args:
-        x: `Spans`; `change` and copies are written.
-        entry: in which that is, int.
-        time_s: seconds.
-        size: bytes, negative for one that goes.
+        s: `Ledger` with all notes; `state` is written.
+        order: events by time, int64 (n_events,).
     """
-    n = x.n_copies[0]
-    x.time_s[n], x.size[n], x.before[n] = time_s, size, x.copy[entry]
-    x.n_copies[0], x.copy[entry] = n + 1, n
-    x.change[entry] += size
+    agenda, state = s.agenda, s.state
+    after = agenda.ptr[s.device + 1]
+    for entry in range(agenda.ptr[s.device], after):
+        each, microbatch = agenda.list_of[agenda.action[entry]], min(agenda.microbatch[entry], s.end)
+        column = IS_FIRST * (microbatch == 0) + IS_LAST * (microbatch == s.end)
+        if agenda.microbatch[entry] > s.end:
+            column = 0
+        until_s = s.tables.free_s[entry + 1] if entry + 1 < after else np.inf
+        event, change, coming = s.n[1], 0.0, 0.0
+        while event < s.n[0] and s.time_s[order[event]] < until_s:
+            change += s.change[order[event]]
+            coming += max(s.change[order[event]], 0.0)
+            event += 1
+        if state[HELD] + s.rise[each, column] + coming > state[MOST]:
+            run_ops(s, order, entry, each, microbatch, column)
+            continue
+        s.n[1] = event
+        state[NOW] = until_s
+        state[HELD] += change + s.change_of[each, column]
+        for place in range(s.layout.ptr[each], s.layout.ptr[each + 1]):
+            if s.sent[place] >= 0:
+                keep_sent(s, place, microbatch, column, until_s)
+    advance(s, order, np.inf)
 
 
 @kernel
-def add_received(s, x, slot, size):
-    """Adds the arrivals of a tensor.
+def run_ops(s, order, entry, each, microbatch, column):
+    """Goes through the ops of an action by time.
 
     Args:
-        s: `Ledger`.
-        x: `Spans`; `most`, `change` and copies are written.
-        slot: index, int.
-        size: bytes.
+        s: `Ledger` with all notes; `state` is written.
+        order: events by time, int64 (n_events,).
+        entry: of the agenda, int.
+        each: list, int.
+        microbatch: column of the tables, int.
+        column: row of `Ledger.freed`, int.
     """
-    entry = 0
-    for time_s in s.tables.arrival_s[slot]:
-        if time_s >= 0.0:
-            entry = entry_at(x, time_s, entry)
-            x.most[entry] += size
-            x.since_copy_s[entry] = min(x.since_copy_s[entry], time_s)
-            add_copy(x, entry, time_s, size)
+    p, layout, programs, state = s.p, s.layout, s.programs, s.state
+    free, host = s.tables.free_s[entry], s.tables.host_s[entry]
+    step, last_step = programs.step_ptr[each], programs.step_ptr[each + 1]
+    for place in range(layout.ptr[each], layout.ptr[each + 1]):
+        while step < last_step and (programs.code[step] < RECEIVE or programs.reader[step] == place):
+            free, host = receive(s, entry, step, microbatch, free, host)
+            step += 1
+        seconds = p.op_seconds[layout.op[place], s.device]
+        if seconds > 0.0:
+            free = max(free, host + p.gaps[ISSUE_S])
+            host += p.gaps[NEXT_ISSUE_S]
+        advance(s, order, free)
+        state[HELD] += s.taken[place]
+        advance(s, order, free + seconds)
+        state[HELD] -= s.freed[column, place]
+        if s.sent[place] >= 0:
+            keep_sent(s, place, microbatch, column, free + seconds)
+        free += seconds + (p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0)
+        if s.q.phase[layout.op[place]] == BACKWARD_PHASE:
+            free, host = add_gradients(s, entry, layout.op[place], free, host)
 
 
 @kernel
-def add_sent(s, x, row):
-    """Adds the instants at which a tensor has been sent that the device does not need any more.
+def advance(s, order, until_s):
+    """Goes on to a time, through the events before it.
 
     Args:
-        s: `Ledger`.
-        x: `Spans`; `most`, `change` and copies are written.
-        row: of the tensor in the part, int.
+        s: `Ledger`; `state` is written.
+        order: events by time, int64 (n_events,).
+        until_s: that time, seconds.
     """
-    tensor = s.parts.row_wire[row] // 2
-    entry, size = 0, s.p.size[tensor]
-    for column in range(first_column(s, tensor), s.end + 1):
-        place, home, until = held_until(s, row, column)
-        if until > x.since_s[home]:
-            entry = entry_at(x, until, entry)
-            if place < 0:
-                x.most[home] += size
-                x.since_copy_s[home] = 0.0
-            if entry > home:
-                x.change[home] += size
-                add_copy(x, entry, until, -size)
+    state = s.state
+    while s.n[1] < s.n[0] and s.time_s[order[s.n[1]]] < until_s:
+        event = order[s.n[1]]
+        if s.time_s[event] > state[NOW]:
+            state[MOST], state[NOW] = max(state[MOST], state[HELD]), s.time_s[event]
+        state[HELD] += s.change[event]
+        s.n[1] += 1
+    if state[NOW] < until_s:
+        state[MOST], state[NOW] = max(state[MOST], state[HELD]), until_s
 
 
 @kernel
-def find_bounds(s, x):
-    """Finds the bytes held before each entry, and at most during it.
-
-    What the first copy adds during an entry counts from the earliest op on that may run then.
+def receive(s, entry, step, microbatch, free, host):
+    """Takes a step of a program, which may wait for a copy.
 
     Args:
-        s: `Ledger`.
-        x: `Spans`, with the copies; `held` and `most` are written.
-    """
-    parts, held = s.parts, s.parts.held[s.part]
-    for entry in range(len(x.held)):
-        each = x.list_of[entry]
-        column = freed_column(s, x.microbatch[entry]) if parts.varies[each] else 0
-        begin, end = parts.op_ptr[each], parts.op_ptr[each + 1]
-        if np.isnan(parts.added[each, column]):
-            parts.added[each, column] = profile(s, begin, end, column)
-        first, high = begin, end if x.most[entry] > 0.0 else begin
-        until = x.since_s[entry + 1] if entry + 1 < len(x.held) else np.inf
-        while first < high:
-            middle = (first + high) // 2
-            if parts.left_s[middle] * (1 - 1e-9) > until - x.since_copy_s[entry]:
-                first = middle + 1
-            else:
-                high = middle
-        most = parts.later[column, max(first - 1, begin)] if end > begin else 0.0
-        x.held[entry] = held
-        x.most[entry] = held + max(most + x.most[entry], parts.later[column, begin] if end > begin else 0.0)
-        held += x.change[entry] + parts.added[each, column]
-
-
-@kernel
-def profile(s, begin, end, column):
-    """Finds the most bytes that a list adds from each op on, and its least seconds.
-
-    Args:
-        s: `Ledger`; `later` and `left_s` are written.
-        begin, end: first place of the list, and of the next one, int.
-        column: of `Parts.freed`, int.
+        s: `Ledger`; `Tables.issuer` is written.
+        entry: of the agenda, int.
+        step: index, int.
+        microbatch: column of the tables, int.
+        free, host: when the device and its host thread are free, seconds.
 
     Returns:
-        Bytes that it adds in all.
+        The new `free` and `host`.
     """
-    parts = s.parts
-    now = added = most = left_s = 0.0
-    for place in range(begin, end):
-        now += parts.taken[place]
-        parts.later[column, place] = now
-        now -= parts.freed[column, place] - parts.kept[place]
-        added += parts.taken[place] - parts.freed[column, place]
-    for place in range(end - 1, begin - 1, -1):
-        most, left_s = (
-            max(most, parts.later[column, place]),
-            left_s + s.p.op_seconds[parts.op[place], s.device],
-        )
-        parts.later[column, place], parts.left_s[place] = most, left_s
-    return added
+    if s.programs.code[step] >= RECEIVE:
+        slot = s.programs.number[step]
+        column = 0 if s.programs.code[step] == RECEIVE_ONCE else microbatch
+        free = max(free, s.tables.arrival_s[slot, column])
+        if s.p.detailed is not None and s.tables.issuer[slot, column] == entry:
+            s.tables.issuer[slot, column] = -1
+            host += s.p.gaps[NEXT_ISSUE_S]
+    return free, host
+
+
+@kernel
+def keep_sent(s, place, microbatch, column, finish_s):
+    """Holds tensors that an op frees, but that are not sent then, until they are.
+
+    Args:
+        s: `Ledger`; `state` and `change` are written.
+        place: of the op, int.
+        microbatch: column of the tables, int.
+        column: row of `Ledger.freed`, int.
+        finish_s: end of the op, seconds.
+    """
+    node = s.sent[place]
+    while node >= 0:
+        tensor, row = divmod(node, 2)
+        if row == UPDATE or is_freed(s, tensor, s.reader[UPDATE, tensor], column):
+            event = s.event_of[tensor] + (0 if row == UPDATE and s.q.is_gradient[tensor] else microbatch)
+            if s.time_s[event] > finish_s:
+                s.state[HELD] += s.p.size[tensor]
+                s.change[event] = -s.p.size[tensor]
+        node = s.next[node]
+
+
+@kernel
+def add_gradients(s, entry, op, free, host):
+    """Adds the gradients that an op makes to their sums.
+
+    Args:
+        s: `Ledger`.
+        entry: of the agenda, int.
+        op: index, int.
+        free, host: when the device and its host thread are free, seconds.
+
+    Returns:
+        The new `free` and `host`.
+    """
+    p = s.p
+    for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
+        added = s.q.accumulate_s[tensor, s.device]
+        if s.agenda.column[entry] == LATER and added > 0.0:
+            free = max(free, host + p.gaps[ISSUE_S]) + added + p.gaps[OP_GAP_S]
+            host += p.gaps[NEXT_ISSUE_S]
+    return free, host

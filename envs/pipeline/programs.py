@@ -1,12 +1,12 @@
-"""Kernels that make the parts of devices: their programs, and which tensors they exchange.
+"""Kernels that make the programs of devices, and find which tensors they exchange.
 
 A device runs the ops of an action in program order, so only tensors from other devices make it wait. The
 times of a program are therefore sums that hold for every microbatch; what differs is when tensors arrive.
 The first microbatch has sums of its own, as it adds no gradients. An action does not wait for what the
 forward actions of its device and microbatch have received.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `parts` a
-`Parts`, and `device_of` that of `PlacedStages`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `layout` a
+`OpLists`, and `out` the `Steps` that are made.
 """
 
 from __future__ import annotations
@@ -15,99 +15,105 @@ import numpy as np
 
 from envs.pipeline.arrays import (
     BACKWARD_PHASE,
-    LISTS,
+    FIRST,
+    LATER,
     N_KINDS,
     OPTIMIZER_PHASE,
     RECEIVE,
+    RECEIVE_ONCE,
     RECOMPUTED_PHASE,
-    ROWS,
-    SLOTS,
+    RUN,
+    SEND,
+    Steps,
 )
-from envs.pipeline.layout import make_layout, stage_of_list
-from envs.pipeline.program_steps import add_ops, add_send, add_sum, begin_run
+from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
+
+STEPS, ROWS, SLOTS = range(3)
+"""Columns of `Steps.n`."""
 
 
 @kernel(allocates=True)
-def make_parts(p, q, runs, placed, local, n_stages, splits, parts, part_of):
-    """Makes the parts that there are not yet.
+def make_programs(p, q, runs, placed, agenda, layout):
+    """Makes the programs of all lists.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
         placed: `PlacedStages`.
-        local, n_stages, splits: as of `make_layout`.
-        parts: `Parts`; written.
-        part_of: part of each device; new ones have the next numbers, int64 (n_devices,).
+        agenda: `Agenda`.
+        layout: `OpLists`.
 
     Returns:
-        Whether there is room for them, bool.
+        `Steps`.
     """
-    is_new = np.zeros(len(part_of), np.int64)
-    for device in range(len(part_of)):
-        if part_of[device] >= parts.n[0]:
-            is_new[device] = 1
-    if not is_new.any():
-        return True
-    first, ptr, ops = make_layout(p, q, runs, placed, local, n_stages, is_new, splits)
-    pieces = np.zeros((len(part_of), 2), np.int64)
-    for stage in range(len(placed.device)):
-        if n_stages[placed.device[stage]] == 1:
-            pieces[placed.device[stage]] = placed.pieces[stage]
-    for device in range(len(part_of)):
-        if part_of[device] == parts.n[0]:
-            lists = ptr[first[device] : first[device + 1] + 1]
-            if not begin_part(parts, lists, ops) or not make_part(
-                p, q, runs, placed.device_of, pieces[device], n_stages[device], device, parts
-            ):
-                return False
-    return True
+    n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
+    n_steps = n_reads + len(q.phase) + 3 * n_tensors
+    seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
+    out = Steps(
+        n=np.zeros(3, np.int64),
+        step_ptr=np.zeros(len(layout.ptr), np.int64),
+        code=np.empty(n_steps, np.int8),
+        number=np.empty(n_steps, np.int32),
+        reader=np.empty(n_steps, np.int32),
+        issued=np.empty((n_steps, 2), np.int32),
+        seconds=seconds[0],
+        rest_s=seconds[1],
+        issue_s=seconds[2],
+        row_of=wires[0],
+        row_wire=np.empty(2 * n_tensors, np.int32),
+        slot_ptr=np.zeros(n_devices + 1, np.int64),
+        slot_of=wires[1],
+        heard=wires[2],
+        slot_wire=np.empty(n_reads, np.int32),
+        source=np.empty(n_reads, np.int32),
+        transfer_s=np.empty(n_reads),
+    )
+    number_rows(p, q, placed.device_of, out)
+    for device in range(n_devices):
+        begin, updates = agenda.first[device], agenda.first[device + 1] - 2
+        backward = begin + (updates - begin) // N_KINDS
+        for each in range(begin, updates + 1):
+            known = begin if each < backward or each == updates else backward
+            for place in range(layout.ptr[each], layout.ptr[each + 1]):
+                receive_inputs(p, q, runs, placed, layout, out, device, each, known, place)
+                add_op(p, out, out.step_ptr[each], layout.op[place], device)
+                send_outputs(p, q, out, out.step_ptr[each], layout.op[place], device)
+            out.step_ptr[each + 1] = out.n[STEPS]
+        out.step_ptr[updates + 2] = out.n[STEPS]
+        out.slot_ptr[device + 1] = out.n[SLOTS]
+    return out
 
 
 @kernel
-def begin_part(parts, ptr, ops):
-    """Lists the ops of a new part.
+def number_rows(p, q, device_of, out):
+    """Numbers the tensors that other devices read; the sum of a gradient has a row of its own.
 
     Args:
-        parts: `Parts`; written.
-        ptr: first position in `ops` of each list of the part, int64 (n_lists + 1,).
-        ops: int64.
-
-    Returns:
-        Whether there is room for it, bool.
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_first_ops,).
+        out: `Steps`; written.
     """
-    part, n_lists = parts.n[0], len(ptr) - 1
-    lists = parts.begin[part, LISTS]
-    n, most = parts.op_ptr[lists], len(parts.code)
-    if max(part + 1, lists + n_lists, n + ptr[-1] - ptr[0]) > most:
-        return False
-    parts.begin[part + 1, LISTS] = lists + n_lists
-    for each in range(n_lists):
-        for op in ops[ptr[each] : ptr[each + 1]]:
-            parts.op[n], parts.list_of[n] = op, lists + each
-            n += 1
-        parts.op_ptr[lists + each + 1] = n
-    parts.held[part] = np.nan
-    mark_ops(parts, part)
-    return True
+    for tensor in range(len(p.consumer_ptr) - 1):
+        device = device_of[p.producer[tensor]]
+        for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
+            wire = wire_of(q, tensor, reader)
+            if device_of[reader] != device and out.row_of[wire] < 0:
+                out.row_of[wire], out.row_wire[out.n[ROWS]] = out.n[ROWS], wire
+                out.n[ROWS] += 1
 
 
 @kernel
-def mark_ops(parts, part):
-    """Makes a part the one at hand.
+def wire_of(q, tensor, reader):
+    """Returns the wire on which an op reads a tensor.
 
     Args:
-        parts: `Parts`; the scratch is written.
-        part: index, int.
-
-    Returns:
-        First place of the part, and of the next one.
+        q: `PipelineArrays`.
+        tensor, reader: indices, int.
     """
-    begin, end = parts.op_ptr[parts.begin[part, LISTS]], parts.op_ptr[parts.begin[part + 1, LISTS]]
-    for place in range(begin, end):
-        parts.place_of[parts.op[place]] = place
-    return begin, end
+    return 2 * tensor + (q.is_gradient[tensor] > 0 and q.phase[reader] == OPTIMIZER_PHASE)
 
 
 @kernel
@@ -124,158 +130,171 @@ def reads(p, runs, op):
 
 
 @kernel
-def second_tensor(p, q, runs, parts, part, place, tensor):
-    """Returns the second tensor in place of a tensor that an op of the part at hand reads, if it reads that.
+def tensor_read(p, q, runs, stage_of, layout, op, tensor):
+    """Returns a tensor that an op reads, or its second tensor where the op reads that in its place.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        parts: `Parts`.
-        part, place: of the op, int.
-        tensor: index, int.
+        stage_of: stage of each op, int64 (n_first_ops,).
+        layout: `OpLists`.
+        op, tensor: indices, int.
     """
-    phase, second = q.phase[parts.op[place]], runs.op[p.producer[tensor]]
-    if second >= 0 and phase in (BACKWARD_PHASE, RECOMPUTED_PHASE):
-        lists, after, other = parts.begin[part, LISTS], parts.begin[part + 1, LISTS], parts.place_of[second]
-        if parts.op_ptr[lists] <= other < parts.op_ptr[after]:
-            n_stages, each = (after - lists) // N_KINDS, parts.list_of[place] - lists
-            if stage_of_list(n_stages, parts.list_of[other] - lists) == stage_of_list(n_stages, each):
-                return runs.tensor[tensor]
-    return tensor
+    maker = p.producer[tensor]
+    if len(runs.op) == 0 or runs.op[maker] < 0 or layout.list_of[runs.op[maker]] < 0:
+        return tensor
+    reads_again = q.phase[op] == BACKWARD_PHASE or q.phase[op] == RECOMPUTED_PHASE
+    return runs.tensor[tensor] if reads_again and stage_of[runs.first[op]] == stage_of[maker] else tensor
 
 
 @kernel
-def number_rows(p, q, device_of, pieces, device, parts):
-    """Numbers the tensors of the new part that other devices read.
-
-    The sum of a gradient has another row than the gradient of a microbatch.
+def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
+    """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_first_ops,).
-        pieces: as of `PlacedStages`, int64 (2,).
+        runs: `SecondRuns`.
+        placed: `PlacedStages`.
+        layout: `OpLists`.
+        out: `Steps`; written.
         device: index, int.
-        parts: `Parts`; written.
-
-    Returns:
-        Whether there is room for them, bool.
+        each: list of the op, int.
+        known: from the first list of the device up to this one, what was received is known in `each`, int.
+        place: of the op, int.
     """
-    part = parts.n[0]
-    lists, first = parts.begin[part, LISTS], parts.begin[part, ROWS]
-    n = first
-    for place in range(parts.op_ptr[lists], parts.op_ptr[parts.begin[part + 1, LISTS]]):
-        op = parts.op[place]
-        if op >= len(device_of) or is_inner(q, pieces, op):
+    op = layout.op[place]
+    first = out.slot_ptr[device]
+    for k in reads(p, runs, op):
+        tensor = tensor_read(p, q, runs, placed.stage_of, layout, op, p.input_item[k])
+        maker = p.producer[tensor]
+        if maker >= len(placed.device_of) or placed.device_of[maker] == device:
             continue
-        for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
-            for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
-                if device_of[reader] == device or device_of[reader] < 0:
-                    continue
-                wire = wire_of(q, tensor, reader)
-                if parts.marks[0, wire] < first:
-                    if n == len(parts.code):
-                        return False
-                    parts.marks[0, wire], parts.row_wire[n] = n, wire
-                    n += 1
-    parts.begin[part + 1, ROWS] = n
-    return True
+        wire = wire_of(q, tensor, op)
+        if out.slot_of[wire] < first:
+            slot, source = out.n[SLOTS], placed.device_of[maker]
+            out.slot_of[wire], out.slot_wire[slot], out.source[slot] = slot, wire, source
+            out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, device]) / p.bandwidth[source, device]
+            out.n[SLOTS] += 1
+        elif out.heard[wire] == each or out.heard[wire] < known:
+            continue
+        out.heard[wire] = each
+        n = out.n[STEPS]
+        out.code[n] = RECEIVE_ONCE if q.is_parameter[maker] else RECEIVE
+        out.number[n], out.reader[n] = out.slot_of[wire], place
+        out.n[STEPS] += 1
 
 
 @kernel
-def is_inner(q, pieces, op):
-    """Says whether it is known that an op is next to ops of its own device alone, and makes no gradients.
+def add_op(p, out, begin, op, device):
+    """Runs an op, in the step before where that runs ops too.
 
     Args:
-        q: `PipelineArrays`.
-        pieces: of the device, as of `PlacedStages`, int64 (2,).
-        op: index, int.
+        p: `ProblemArrays`.
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        op, device: indices, int.
     """
-    return pieces[0] <= q.near[op, 0] and q.near[op, 1] < pieces[1]
+    step, seconds = last_run(out, begin), p.op_seconds[op, device]
+    for column in (FIRST, LATER):
+        if seconds > 0.0:
+            add_seconds(p, out, step, column, seconds)
+        out.rest_s[step, column] = p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0
 
 
 @kernel
-def wire_of(q, tensor, reader):
-    """Returns the wire on which an op reads a tensor.
-
-    Args:
-        q: `PipelineArrays`.
-        tensor, reader: indices, int.
-    """
-    return 2 * tensor + (q.is_gradient[tensor] > 0 and q.phase[reader] == OPTIMIZER_PHASE)
-
-
-@kernel
-def make_part(p, q, runs, device_of, pieces, n_stages, device, parts):
-    """Makes the programs of a part whose ops are listed.
+def send_outputs(p, q, out, begin, op, device):
+    """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        runs: `SecondRuns`.
-        device_of: device of each op, int64 (n_first_ops,).
-        pieces: of the device, as of `PlacedStages`, int64 (2,).
-        n_stages: of the device, int.
-        device: index, int.
-        parts: `Parts`; written.
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        op, device: indices, int.
+    """
+    made = p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
+    for tensor in made:
+        send(out, begin, out.row_of[2 * tensor])
+    for tensor in made:
+        if q.is_gradient[tensor]:
+            step, seconds = last_run(out, begin), q.accumulate_s[tensor, device]
+            out.rest_s[step, LATER] = p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0
+            if seconds > 0.0:
+                add_seconds(p, out, step, LATER, seconds)
+            send(out, begin, out.row_of[2 * tensor + 1])
+
+
+@kernel
+def last_run(out, begin):
+    """Returns the last step of a program, which runs ops; it is added where the last one does not.
+
+    Args:
+        out: `Steps`; written.
+        begin: first step of the program, int.
+    """
+    n = out.n[STEPS]
+    if n > begin and out.code[n - 1] == RUN:
+        return n - 1
+    out.code[n] = RUN
+    for column in (FIRST, LATER):
+        out.seconds[n, column] = 0.0
+        out.rest_s[n, column] = last_rest_s(out, begin, n, column)
+        out.issue_s[n, column] = -np.inf
+        out.issued[n, column] = 0
+    out.n[STEPS] += 1
+    return n
+
+
+@kernel
+def add_seconds(p, out, step, column, seconds):
+    """Adds an op that takes time to a step.
+
+    Args:
+        p: `ProblemArrays`.
+        out: `Steps`; written.
+        step: index, int.
+        column: `FIRST` or `LATER`.
+        seconds: of the op.
+    """
+    out.seconds[step, column] += seconds + p.gaps[OP_GAP_S]
+    issued_s = p.gaps[ISSUE_S] + out.issued[step, column] * p.gaps[NEXT_ISSUE_S]
+    out.issue_s[step, column] = max(out.issue_s[step, column], issued_s) + seconds + p.gaps[OP_GAP_S]
+    out.issued[step, column] += 1
+
+
+@kernel
+def last_rest_s(out, begin, n, column):
+    """Finds how long the device rests after the ops before a step, which end that much before it is free.
+
+    Args:
+        out: `Steps`.
+        begin, n: first step of the program, and the step, int.
+        column: `FIRST` or `LATER`.
 
     Returns:
-        Whether there is room for it, bool.
+        Seconds; 0 after a wait.
     """
-    part = parts.n[0]
-    lists, after = parts.begin[part, LISTS], parts.begin[part + 1, LISTS]
-    n, row, slot = parts.step_ptr[lists], parts.begin[part, ROWS], parts.begin[part, SLOTS]
-    first_slot, first, end = slot, parts.op_ptr[lists], parts.op_ptr[after]
-    if not number_rows(p, q, device_of, pieces, device, parts):
-        return False
-    for each in range(lists, after - 1):
-        begin, is_later = n, lists + n_stages <= each < after - 2
-        place, last = parts.op_ptr[each], parts.op_ptr[each + 1]
-        while place < last:
-            op, stop = parts.op[place], place
-            while stop < last and is_inner(q, pieces, parts.op[stop]):
-                stop += 1
-            if n == len(parts.code):
-                return False
-            if stop > place:
-                n = add_ops(p, parts, begin, n, place, stop, device)
-                place = stop
-                continue
-            read, made = reads(p, runs, op), p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
-            if n + len(read) + 3 * len(made) + 1 > len(parts.code) or slot + len(read) > len(parts.code):
-                return False
-            for k in read:
-                tensor = p.input_item[k]
-                if len(runs.op):
-                    tensor = second_tensor(p, q, runs, parts, part, place, tensor)
-                maker = p.producer[tensor]
-                if first <= parts.place_of[maker] < end or device_of[maker] < 0:
-                    continue
-                wire = wire_of(q, tensor, op)
-                heard = parts.marks[2, wire]
-                if heard == each or (is_later and lists <= heard < lists + n_stages):
-                    continue
-                parts.marks[2, wire] = each
-                if parts.marks[1, wire] < first_slot:
-                    parts.marks[1, wire], parts.slot_wire[slot] = slot, wire
-                    slot += 1
-                parts.code[n], parts.reader[n] = RECEIVE, place
-                parts.number[n] = parts.marks[1, wire] - first_slot
-                n += 1
-            n = add_ops(p, parts, begin, n, place, place + 1, device)
-            for tensor in made:
-                if parts.marks[0, 2 * tensor] >= row:
-                    n = add_send(parts, begin, n, parts.marks[0, 2 * tensor] - row)
-            for tensor in made:
-                if q.is_gradient[tensor]:
-                    n = begin_run(parts, begin, n)
-                    add_sum(p, parts, n - 1, q.accumulate_s[tensor, device])
-                    if parts.marks[0, 2 * tensor + 1] >= row:
-                        n = add_send(parts, begin, n, parts.marks[0, 2 * tensor + 1] - row)
-            place += 1
-        parts.step_ptr[each + 1] = n
-    parts.step_ptr[after] = n
-    parts.begin[part + 1, SLOTS] = slot
-    parts.n[0] = part + 1
-    return True
+    last = n - 1
+    while last > begin and out.code[last] == SEND:
+        last -= 1
+    return out.rest_s[last, column] if last >= begin and out.code[last] == RUN else 0.0
+
+
+@kernel
+def send(out, begin, row):
+    """Notes in a program that a tensor is ready.
+
+    Args:
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        row: of the tensor, int; -1 = no other device reads it.
+    """
+    if row < 0:
+        return
+    n = out.n[STEPS]
+    out.code[n], out.number[n] = SEND, row
+    for column in (FIRST, LATER):
+        out.rest_s[n, column] = last_rest_s(out, begin, n, column)
+    out.n[STEPS] += 1

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.pipeline.agenda import agenda_of
 from envs.pipeline.arrays import (
-    LISTS,
     N_KINDS,
     OPTIMIZER_PHASE,
     Agenda,
@@ -18,14 +18,12 @@ from envs.pipeline.arrays import (
     SecondRuns,
     pipeline_arrays,
     placed_arrays,
+    second_runs,
 )
 from envs.pipeline.chain import Chain, chain_of
-from envs.pipeline.keeper import Keeper
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
-from envs.pipeline.recompute import second_runs
-from envs.pipeline.schedules import splits_of
 from envs.pipeline.stages import Stages
-from envs.pipeline.step import FULL, run_pipeline
+from envs.pipeline.step import run_pipeline
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
@@ -94,21 +92,12 @@ class PipelinedProblem:
     @cached_property
     def arrays(self) -> PipelineArrays:
         """The arrays that kernels read besides `Problem.arrays`."""
-        return pipeline_arrays(self.problem, self.chain.piece_of)
+        return pipeline_arrays(self.problem)
 
     @cached_property
     def chain(self) -> Chain:
         """The pieces of the graph, between which stages can be cut."""
         return chain_of(self.problem)
-
-    @cached_property
-    def scale_s(self) -> float:
-        """The pipelined step time on the fastest single device, the unit of rewards; 1 s where it is 0."""
-        n_stages = self.pipeline.stages_per_device
-        first = np.arange(n_stages)
-        devices = range(self.problem.n_devices)
-        found = [self.step_time_s(self.chain.stages(first, np.full(n_stages, each))) for each in devices]
-        return min(found) or 1.0
 
     @cached_property
     def always_fits(self) -> bool:
@@ -120,10 +109,6 @@ class PipelinedProblem:
     @cached_property
     def _second_runs(self) -> tuple[ProblemArrays, PipelineArrays, SecondRuns]:
         return second_runs(self.problem.arrays, self.arrays)
-
-    @cached_property
-    def _keeper(self) -> Keeper:
-        return Keeper(self.problem, self.arrays)
 
     @cached_property
     def _agendas(self) -> dict[tuple[object, ...], Agenda]:
@@ -152,7 +137,7 @@ class PipelinedProblem:
         """
         memory = self.problem.cluster.memory_bytes
         peak = np.zeros(0) if self.always_fits else np.array(memory, dtype=np.float64)
-        total_s = self._run(stages, peak, until_s)[0]
+        total_s, _ = self._run(stages, peak, until_s)
         total_s = total_s if total_s >= 0 else np.inf
         over_bytes = float((peak - memory).sum()) if len(peak) else 0.0
         return (over_bytes if total_s <= until_s else np.inf), total_s
@@ -161,26 +146,15 @@ class PipelinedProblem:
         """Arrays to simulate: the problem's, or those with second runs if a stage has them."""
         return self._second_runs if stages.recomputed else (self.problem.arrays, self.arrays, NO_SECOND_RUNS)
 
-    def _run(self, stages: Stages, peak: FloatArray, until_s: float = np.inf) -> tuple[float, IntArray]:
-        """Simulates a step; also returns the part of each device."""
-        agenda, placed = self._agenda(stages), placed_arrays(stages)
-        splits = splits_of(self.pipeline, len(stages.devices), stages.actions)
-        while True:
-            part_of = self._keeper.part_of(stages, splits)
-            found: float = run_pipeline(
-                *self._arrays_of(stages),
-                placed,
-                np.array(splits),
-                self.pipeline.microbatches,
-                agenda,
-                until_s,
-                peak,
-                self._keeper.parts,
-                part_of,
-            )
-            if found != FULL:
-                return found, part_of
-            self._keeper.make_room(part_of)
+    def _run(
+        self, stages: Stages, peak: FloatArray, until_s: float = np.inf
+    ) -> tuple[float, NDArray[np.int32]]:
+        """Simulates a step; also returns the list of each op, -1 for second runs that take no part."""
+        p, q, runs = self._arrays_of(stages)
+        list_of, agenda = np.full(len(q.phase), -1, dtype=np.int32), self._agenda(stages)
+        placed, count = placed_arrays(stages, self.pipeline), self.pipeline.microbatches
+        total_s = run_pipeline(p, q, runs, placed, count, agenda, until_s, peak, list_of)
+        return total_s, list_of
 
     def simulate(self, stages: Stages) -> PipelineTime:
         """Simulates one pipelined step.
@@ -189,7 +163,7 @@ class PipelinedProblem:
             PipelineError: the schedule cannot run these stages.
         """
         peak = np.zeros(self.problem.n_devices)
-        total_s, part_of = self._run(stages, peak)
+        total_s, list_of = self._run(stages, peak)
         if total_s < 0:
             better = "place each backward op where the forward ops are that it belongs to"
             better = "give its stages other actions" if stages.actions else better
@@ -197,7 +171,7 @@ class PipelinedProblem:
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 f"other; {better}"
             )
-        busy_s = self._busy_s(stages, part_of)
+        busy_s = self._busy_s(stages, list_of)
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
@@ -222,22 +196,17 @@ class PipelinedProblem:
             self._agendas[key] = agenda_of(self.pipeline, self.problem, stages)
         return self._agendas[key]
 
-    def _busy_s(self, stages: Stages, part_of: IntArray) -> FloatArray:
+    def _busy_s(self, stages: Stages, list_of: NDArray[np.int32]) -> FloatArray:
         """Seconds that each device computes, (n_devices,)."""
-        found = np.zeros(self.problem.n_devices)
-        (p, q, _), parts = self._arrays_of(stages), self._keeper.parts
-        n_run = self.pipeline.microbatches
-        for device in range(len(found)):
-            lists, after = parts.begin[part_of[device] : part_of[device] + 2, LISTS]
-            runs = np.zeros(len(q.phase), dtype=bool)
-            runs[parts.op[parts.op_ptr[lists] : parts.op_ptr[after - 1]]] = True
-            is_update, sums = q.phase == OPTIMIZER_PHASE, runs[p.producer] & (q.is_gradient > 0)
-            found[device] = (
-                n_run * p.op_seconds[runs & ~is_update, device].sum()
-                + p.op_seconds[runs & is_update, device].sum()
-                + (n_run - 1) * q.accumulate_s[sums, device].sum()
-            )
-        return found
+        p, q, runs = self._arrays_of(stages)
+        device = stages.device_of[runs.first] if stages.recomputed else stages.device_of
+        ops, sums = np.flatnonzero(list_of >= 0), np.flatnonzero(q.is_gradient)
+        count, adder = self.pipeline.microbatches, device[p.producer[sums]]
+        times = np.where(q.phase[ops] == OPTIMIZER_PHASE, 1, count)
+        op_s, sum_s = times * p.op_seconds[ops, device[ops]], (count - 1) * q.accumulate_s[sums, adder]
+        n_devices = self.problem.n_devices
+        found = np.bincount(device[ops], op_s, n_devices) + np.bincount(adder, sum_s, n_devices)
+        return found.astype(np.float64)
 
 
 def _action_times(agenda: Agenda, n_stages: int) -> tuple[FloatArray | IntArray, ...]:

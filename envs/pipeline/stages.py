@@ -26,7 +26,6 @@ class Stages:
         stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
         devices: device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
-        pieces: those of the graph's chain that each stage takes; empty = not known.
         actions: letters of the actions of each stage in its order, for `searched`; empty = no such order.
     """
 
@@ -34,7 +33,6 @@ class Stages:
     stage_of: IntArray
     devices: IntArray
     recomputed: tuple[int, ...] = ()
-    pieces: tuple[range, ...] = ()
     actions: tuple[str, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.cluster.own_machine import own_folder
+from envs.cluster.files import own_folder
 from envs.runtime.backends.processes import DeviceProcesses, torch_devices
 from envs.runtime.device_program import ExecutionError
 from envs.runtime.runnable_model import RunnableModel

@@ -86,28 +86,13 @@ def test_plans_with_a_moved_cut(
         plans = [objective.stages(each) for each in (start, *cuts) if each is not None]
 
         def score(pipelined: PipelinedProblem = objective.pipelined, plans: list[Stages] = plans) -> None:
-            pipelined._keeper._forget()
             for plan in plans:
                 pipelined.score(plan)
 
         score()
         times.append(score)
 
-    def anew() -> None:
-        for plan in plans:
-            objective.pipelined.score(replace(plan, pieces=()))
-
     n = len(plans)
-    record(
-        Figure(
-            "Plans with a moved cut, 1f1b, one core, without memory",
-            f"{n_ops:,} ops, {n_devices} devices, {microbatches} microbatches",
-            n / seconds_of(times[1], rounds=5, timer=time.process_time),
-            "evaluations/s",
-            n / seconds_of(anew, rounds=5, timer=time.process_time),
-            "each plan simulated anew",
-        )
-    )
     record(
         Figure(
             "Plans with a moved cut, 1f1b, one core, with memory",

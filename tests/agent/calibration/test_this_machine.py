@@ -15,8 +15,8 @@ from agent.calibration.quick import get_or_measure_cluster
 from agent.calibration.this_machine import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
 from agent.calibration.timed_ops import PASSES, MeasuredOp, MeasuredOpsError, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
+from envs.cluster.files import own_cluster_file
 from envs.cluster.kinds import KINDS
-from envs.cluster.own_machine import own_cluster_file
 from envs.cluster.presets import get_cluster
 from envs.costs.calibration import calibration_of
 from envs.costs.op_classes import TENSOR

@@ -3,21 +3,19 @@
 With Adam each keeps 19 to 47 GB of weights, gradients and moments, and its activations: none fits on one
 device of 16 GB, all fit on four.
 
-Sources: Touvron et al. 2023 (LLaMA, arXiv 2302.13971); Zhang and Sennrich 2019 (RMS normalisation, arXiv
-1910.07467); Su et al. 2021 (rotary positions, arXiv 2104.09864); Shazeer 2020 (SwiGLU, arXiv 2002.05202).
+Sources: Touvron et al. 2023 (LLaMA, arXiv 2302.13971); Su et al. 2021 (rotary positions, arXiv 2104.09864);
+Shazeer 2020 (SwiGLU, arXiv 2002.05202).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families.registry import Drawn, family, pick
-from graphs.families.transformer import word_batch, word_loss
+from graphs.families import Drawn, family, pick
+from graphs.families.layers import LanguageModel, RMSNorm, later, word_batch
 
 ROTARY_BASE = 10_000.0
 SIZES = (
@@ -26,29 +24,6 @@ SIZES = (
     *((18, 3072), (24, 3072)),
 )
 """Layers and width of the draws."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """One language model; `inner` is the width within its feed-forward layers."""
-
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    vocabulary: int
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, then a scale per channel."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., width) to the same shape."""
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
 
 
 class RotaryAttention(nn.Module):
@@ -67,8 +42,7 @@ class RotaryAttention(nn.Module):
         )
         query, key = (part * cos + _half_turned(part) * sin for part in (query, key))
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        mixed = torch.softmax(scores.masked_fill(future, -torch.inf), -1) @ value
+        mixed = torch.softmax(scores.masked_fill(later(scores), -torch.inf), -1) @ value
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -107,17 +81,14 @@ class Block(nn.Module):
         return out
 
 
-class LanguageModel(nn.Module):
-    """Next-word cross-entropy of a LLaMA."""
+class Llama(LanguageModel):
+    """Next-word cross-entropy of a LLaMA; `inner` is the width within its feed-forward layers."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        width, heads = config.width, config.heads
+    def __init__(self, layers: int, width: int, inner: int, heads: int, vocabulary: int) -> None:
+        embedding = nn.Embedding(vocabulary, width)
+        blocks = nn.ModuleList(Block(width, inner, heads) for _ in range(layers))
+        super().__init__(embedding, blocks, RMSNorm(width), nn.Linear(width, vocabulary, bias=False))
         self.turned = width // heads // 2
-        self.embedding = nn.Embedding(config.vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width, config.inner, heads) for _ in range(config.layers))
-        self.norm = RMSNorm(width)
-        self.head = nn.Linear(width, config.vocabulary, bias=False)
 
     def logits(self, words: Tensor) -> Tensor:
         """Logits (batch, time, vocabulary) of the word after each of words, int (batch, time)."""
@@ -130,15 +101,11 @@ class LanguageModel(nn.Module):
         out: Tensor = self.head(self.norm(x))
         return out
 
-    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
-        """Loss of words and targets, int (batch, time)."""
-        return word_loss(self.logits(words), targets)
-
 
 @family("llama")
 def draw(rng: np.random.Generator) -> Drawn:
     """16 to 32 layers of width 2048 to 3072, one to three billion parameters, 512 to 1024 words in all."""
     layers, width = pick(rng, SIZES)
-    config = Config(layers, width, inner=width * 11 // 4, heads=width // 128, vocabulary=32_000)
     length = pick(rng, [256, 512])
-    return LanguageModel(config), word_batch(pick(rng, [512, 1024]) // length, length)
+    model = Llama(layers, width, inner=width * 11 // 4, heads=width // 128, vocabulary=32_000)
+    return model, word_batch(pick(rng, [512, 1024]) // length, length)

@@ -8,22 +8,21 @@ import pytest
 import torch
 
 from graphs.families import (
+    DRAWERS,
     FAMILIES,
     FamilyError,
     cifar10,
     draw,
     family,
     gnn,
-    gpt,
-    inception,
-    ptb,
+    images,
+    layers,
     randwire,
-    resnet,
+    recurrent,
     ssm,
     t5,
-    transformer,
+    text,
 )
-from graphs.families.registry import DRAWERS
 from tests.envs.runtime.small_models import make
 
 LOSSES = {"cifar10": 2.026395917, "ptb": 2.399596113, "nmt": 2.523853769, "resnet": 0.07900209214}
@@ -84,7 +83,7 @@ def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
 def test_every_family_has_a_drawer_and_a_name_is_refused_twice() -> None:
     assert set(DRAWERS) == set(FAMILIES)
     with pytest.raises(FamilyError, match="family 'gpt' is registered twice"):
-        family("gpt")(gpt.draw)
+        family("gpt")(text.draw_gpt)
     with pytest.raises(
         FamilyError, match="family 'mlp': its number of graphs is not known; add it to FAMILIES"
     ):
@@ -124,8 +123,8 @@ def test_randwire_draws_every_kind_of_network_and_wirings_of_several_sources() -
 
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_stepwise_and_joint_losses_of_ptb_agree(stepwise: bool) -> None:
-    config = ptb.Config((0, 1), ("tanh", "relu", "tanh"), 4, 7, tied=True, stepwise=False)
-    model = ptb.LanguageModel(config)
+    cell = recurrent.RecurrentCell((0, 1), ("tanh", "relu", "tanh"), 4)
+    model = recurrent.RecurrentModel(cell, 7, tied=True, stepwise=False)
     words = torch.randint(7, (5, 3))
     expected = model(words, words, torch.zeros(3, 4))
     model.stepwise = stepwise
@@ -135,17 +134,16 @@ def test_stepwise_and_joint_losses_of_ptb_agree(stepwise: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck", "grouped"])
 def test_a_resnet_has_one_block_per_depth_and_a_32nd_of_the_side(kind: str) -> None:
-    network = resnet.build(resnet.Config(kind, (1, 2, 1, 1), 32, branches=2, squeeze=True), 7)
-    blocks = [module for module in network.modules() if isinstance(module, resnet.Block)]
+    network = images.resnet(kind, (1, 2, 1, 1), 32, branches=2, squeeze=True, classes=7)
+    blocks = [module for module in network.modules() if isinstance(module, images.Block)]
     assert len(blocks) == 5
     expansion = 1 if kind == "basic" else 4
     assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 32 * 8 * expansion, 2, 2)
 
 
 def test_an_inception_block_has_a_branch_per_kind_and_a_pooling_branch() -> None:
-    config = inception.Config((((0, 4, 6), (2,)), ((1, 3),)), width=8)
-    network = inception.build(config, 7)
-    branches = [module for module in network.modules() if isinstance(module, inception.Branches)]
+    network = images.inception([[[0, 4, 6], [2]], [[1, 3]]], width=8, classes=7)
+    branches = [module for module in network.modules() if isinstance(module, images.Branches)]
     assert [len(block.branches) for block in branches] == [4, 2, 3, 3]
     assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 12 * 3, 8, 8)
 
@@ -153,7 +151,7 @@ def test_an_inception_block_has_a_branch_per_kind_and_a_pooling_branch() -> None
 @pytest.mark.parametrize("causal", [False, True])
 def test_fused_and_explicit_attention_agree(causal: bool) -> None:
     x = torch.randn(2, 5, 8)
-    attention = transformer.Attention(8, 2, causal=causal, joint=False, fused=False)
+    attention = layers.Attention(8, 2, causal=causal, joint=False, fused=False)
     expected = attention(x)
     attention.fused = True
     torch.testing.assert_close(attention(x), expected)
@@ -161,9 +159,7 @@ def test_fused_and_explicit_attention_agree(causal: bool) -> None:
 
 def test_ssm_draws_have_attention_between_in_some_and_one_chunk_in_others() -> None:
     modules = [draw("ssm", seed)[0] for seed in range(FAMILIES["ssm"])]
-    attends = [
-        any(isinstance(part, transformer.Attention) for part in module.modules()) for module in modules
-    ]
+    attends = [any(isinstance(part, layers.Attention) for part in module.modules()) for module in modules]
     assert 1 <= sum(attends) < len(modules)
     scans = [part for module in modules for part in module.modules() if isinstance(part, ssm.SelectiveScan)]
     assert {scan.chunks for scan in scans} == {1, 2, 4, 8}

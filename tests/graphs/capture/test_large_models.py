@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphs.families import large, llama
+from graphs.families import large, layers, llama
 
 
 @pytest.mark.parametrize(("model", "parameters"), [("gpt2_xl", 1_557_611_200), ("llama_7b", 6_738_415_616)])
@@ -21,7 +21,7 @@ def test_the_sequence_model_has_eight_layers_each_way() -> None:
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
-    normed = llama.RMSNorm(2)(torch.tensor([[3.0, 4.0]]))
+    normed = layers.RMSNorm(2)(torch.tensor([[3.0, 4.0]]))
     assert normed.tolist()[0] == pytest.approx([3.0 / 12.5**0.5, 4.0 / 12.5**0.5])
 
 
@@ -41,7 +41,7 @@ def test_a_turned_product_depends_on_the_distance_alone() -> None:
 
 def test_a_word_does_not_see_later_ones() -> None:
     torch.manual_seed(0)
-    model = llama.LanguageModel(llama.Config(layers=2, width=16, inner=24, heads=2, vocabulary=11))
+    model = llama.Llama(layers=2, width=16, inner=24, heads=2, vocabulary=11)
     words = torch.randint(11, (1, 6))
     changed = words.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 11

@@ -85,7 +85,7 @@ def test_a_package_that_fails_is_one_line(
 def test_each_documented_group_is_read() -> None:
     from agent.placers.base import PLACERS
     from agent.policy.encoders.base import ENCODERS
-    from graphs.families.registry import FAMILIES
+    from graphs.families import FAMILIES
     from graphs.orders import ORDERS
 
     documented = re.findall(r"`(placewalk\.\w+)`", (ROOT / "agent/README.md").read_text(encoding="utf-8"))

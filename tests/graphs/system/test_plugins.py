@@ -20,7 +20,7 @@ PLUGIN = """
 import numpy as np
 import torch
 from agent.placers.base import placer
-from graphs.families.registry import FAMILIES, family
+from graphs.families import FAMILIES, family
 from graphs.orders import order, topo
 
 FAMILIES.register("of-mine", 1)
@@ -141,7 +141,7 @@ def test_files_beside_a_plugin_hide_no_library(tmp_path: Path) -> None:
 
 def test_the_environment_names_plugins(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
-    code = "from graphs.families.registry import FAMILIES; print(FAMILIES['of-mine'])"
+    code = "from graphs.families import FAMILIES; print(FAMILIES['of-mine'])"
     done = run(tmp_path, "-c", code, PLACEWALK_PLUGINS="mine.py")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 

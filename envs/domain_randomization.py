@@ -10,7 +10,7 @@ from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.drawn import draw_cluster
 from envs.costs.op_seconds import CostError
 from envs.problem import Problem
-from graphs.graph_rules import GraphError
+from graphs.graph_columns import GraphError
 from graphs.op_graph import OpGraph
 
 SPEED_SPREAD = 0.3

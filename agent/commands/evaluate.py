@@ -99,7 +99,7 @@ def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) ->
         if AUTO in (config.pipeline, config.split):
             raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
         from agent.evaluation.measured.session import check_can_measure
-        from graphs.system.plugins import load_plugins
+        from graphs.system.registry import load_plugins
 
         load_plugins(config.plugin)
         check_can_measure(config)

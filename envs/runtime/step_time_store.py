@@ -12,7 +12,7 @@ from envs.runtime.step_meter import MeasuredStep, StepMeter
 from graphs.identity import content_hash
 from graphs.system import json_fields
 from graphs.system.array_types import IntArray
-from graphs.system.journal import Journal
+from graphs.system.json_files import Journal
 
 KEYS = frozenset({"placement", "median_s", "low_s", "high_s", "n_steps", "failure"})
 

@@ -20,15 +20,13 @@ from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.known_values import ItemsRead, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
-from graphs.capture.module_calls import module_tree
+from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
-from graphs.capture.optimizers import OPTIMIZERS
-from graphs.capture.source_lines import SourceLines
-from graphs.capture.sparse import note_stored
 from graphs.capture.step import Step, needs_values, unwrapped
 from graphs.capture.tracing import trace, uncollected
+from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
-from graphs.step_settings import AMPERE, Gpu
+from graphs.step_settings import AMPERE, OPTIMIZERS, Gpu
 from graphs.system.errors import logged, print_notice, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]

@@ -17,8 +17,8 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
-from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
+from graphs.capture.values import why_not_costed
 from graphs.system.errors import printable, shortened
 from graphs.system.user_code import user_line
 

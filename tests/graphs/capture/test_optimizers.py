@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from graphs.capture.capture import capture
-from graphs.capture.optimizers import OPTIMIZERS
 from graphs.op_graph import OpGraph
-from graphs.step_settings import OPTIMIZER_NAMES
+from graphs.step_settings import OPTIMIZER_NAMES, OPTIMIZERS
 
 ROWS, WIDTH = 1000, 8
 

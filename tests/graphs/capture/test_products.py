@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from agent import place
 from graphs.capture.capture import capture
 from graphs.capture.op_arithmetic import tensor_dtype
-from graphs.graph_rules import DTYPES
+from graphs.graph_columns import DTYPES
 
 FP8, FP8_WIDE, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
 

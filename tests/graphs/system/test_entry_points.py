@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphs.system.errors import InputError
-from graphs.system.plugins import PluginError
-from graphs.system.registry import Registry
+from graphs.system.registry import PluginError, Registry
 from tests.graphs.system.test_plugins import ROOT, graph_file, run
 
 PLACER = """

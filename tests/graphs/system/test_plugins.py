@@ -12,7 +12,7 @@ import pytest
 
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
-from graphs.system.plugins import VARIABLE, PluginError, load_plugins, look_in
+from graphs.system.registry import VARIABLE, PluginError, load_plugins, look_in
 from tests.faults.processes import EVALUATE, TRAIN, Command
 
 ROOT = Path(__file__).parents[3]

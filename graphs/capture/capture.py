@@ -18,11 +18,11 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.known_values import ItemsRead, KnownValues
+from graphs.capture.known_values import NEEDS_VALUES, ItemsRead, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
-from graphs.capture.step import Step, needs_values, unwrapped
+from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
@@ -128,7 +128,7 @@ def capture_step(
                     try:
                         traced = trace(step)
                     except CaptureError as error:
-                        if not needs_values(error.__cause__):
+                        if not isinstance(error.__cause__, NEEDS_VALUES):
                             raise
                         values = KnownValues()
                         known = Step(module, inputs, training=training, loss=loss, known_values=values)

@@ -79,16 +79,11 @@ def op_arguments(node: fx.Node) -> Any:
         at = {name[1:-11]: place for name, place in kwargs.items() if name.endswith("_base_index")}
         kwargs |= {name: kwargs["_all_bases"][place] for name, place in at.items() if place is not None}
         args, kwargs = tuple(kwargs.get(each.name) for each in args[0]._schema.arguments), {}  # type: ignore[union-attr]
-    return tree_map(as_value, (args, kwargs))
+    return tree_map(lambda item: node_value(item) if isinstance(item, fx.Node) else item, (args, kwargs))
 
 
 def _is_wrapped(node: fx.Node) -> bool:
     return str(node.target).startswith("auto_functionalized")
-
-
-def as_value(item: Any) -> Any:
-    """Value of an argument: that of the node, if it is one."""
-    return node_value(item) if isinstance(item, fx.Node) else item
 
 
 def why_not_costed(tensor: Tensor) -> str:

@@ -12,9 +12,8 @@ import torch
 
 from graphs.families import Drawn
 from graphs.families.layers import Sizes, word_batch
-from graphs.families.llama import Llama
 from graphs.families.recurrent import Translator, TranslatorConfig
-from graphs.families.text import gpt
+from graphs.families.text import Llama, gpt
 
 
 def gpt2_xl() -> Drawn:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families import experts, images, llama, t5, text
+from graphs.families import experts, images, t5, text
 from graphs.families.layers import Sizes
 
 Model = tuple[nn.Module, tuple[Tensor, ...]]
@@ -86,7 +86,7 @@ def _gpt() -> Model:
 
 
 def _llama() -> Model:
-    return llama.Llama(4, 1024, inner=2816, heads=16, vocabulary=WORDS), (words(8, 256), words(8, 256))
+    return text.Llama(4, 1024, inner=2816, heads=16, vocabulary=WORDS), (words(8, 256), words(8, 256))
 
 
 def _t5() -> Model:

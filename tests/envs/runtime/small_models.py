@@ -18,7 +18,7 @@ from envs.problem import Problem
 from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import find_loss
-from graphs.families import cifar10, experts, gnn, images, llama, randwire, recurrent, ssm, t5, text
+from graphs.families import cifar10, experts, gnn, images, randwire, recurrent, ssm, t5, text
 from graphs.families.layers import Sizes
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
@@ -72,7 +72,7 @@ def _gpt() -> Model:
 
 
 def _llama() -> Model:
-    return llama.Llama(2, 16, inner=24, heads=2, vocabulary=WORDS), (words(2, 6), words(2, 6))
+    return text.Llama(2, 16, inner=24, heads=2, vocabulary=WORDS), (words(2, 6), words(2, 6))
 
 
 def _randwire() -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphs.families import large, layers, llama
+from graphs.families import large, layers, text
 
 
 @pytest.mark.parametrize(("model", "parameters"), [("gpt2_xl", 1_557_611_200), ("llama_7b", 6_738_415_616)])
@@ -28,11 +28,11 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
 def test_a_turned_product_depends_on_the_distance_alone() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(8), torch.randn(8)
-    speed = llama.ROTARY_BASE ** (-torch.arange(4) / 4)
+    speed = text.ROTARY_BASE ** (-torch.arange(4) / 4)
 
     def turned(x: torch.Tensor, position: int) -> torch.Tensor:
         angle = (position * speed).repeat(2)
-        return x * angle.cos() + llama._half_turned(x) * angle.sin()
+        return x * angle.cos() + text._half_turned(x) * angle.sin()
 
     near = turned(query, 5) @ turned(key, 2)
     assert near.item() == pytest.approx((turned(query, 25) @ turned(key, 22)).item(), rel=1e-4)
@@ -41,7 +41,7 @@ def test_a_turned_product_depends_on_the_distance_alone() -> None:
 
 def test_a_word_does_not_see_later_ones() -> None:
     torch.manual_seed(0)
-    model = llama.Llama(layers=2, width=16, inner=24, heads=2, vocabulary=11)
+    model = text.Llama(layers=2, width=16, inner=24, heads=2, vocabulary=11)
     words = torch.randint(11, (1, 6))
     changed = words.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 11

@@ -61,15 +61,6 @@ def graph_file(folder: Path) -> Path:
     return folder / "graph.json"
 
 
-def test_a_plugins_placer_is_known_to_worker_processes(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
-    asked = [str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py", "--seeds", "2", "--jobs", "2"]
-    done = run(tmp_path, *asked)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
-
-
 def test_the_graphs_of_a_plugins_family_are_captured_where_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     words = ["--families", "of-mine", "--placers", "single", "--out", str(tmp_path / "out")]
@@ -124,7 +115,7 @@ def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists()
 
 
-def test_files_beside_a_plugin_hide_no_library(tmp_path: Path) -> None:
+def test_worker_processes_know_a_plugins_placer_and_files_beside_it_hide_no_library(tmp_path: Path) -> None:
     """The folder contains the path separator too, and files that are named as modules of libraries."""
     folder = tmp_path / f"a{os.pathsep}b"
     folder.mkdir()

@@ -17,7 +17,7 @@ from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.kinds import KINDS, measured_links
 from envs.costs.op_seconds import CostError
 from envs.problem import Problem
-from graphs.graph_rules import GraphError
+from graphs.graph_columns import GraphError
 from graphs.op_graph import OpGraph
 
 T = TypeVar("T")

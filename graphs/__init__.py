@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from graphs.graph_columns import Csr
-    from graphs.graph_rules import GraphError
+    from graphs.graph_columns import Csr, GraphError
     from graphs.io.graph_files import read_graphs, write_graphs
     from graphs.op_graph import OpGraph, build_graph
     from graphs.orders import ORDERS, Order, OrderError, VisitOrder, order
@@ -29,7 +28,6 @@ __all__ = [
 _MODULES = (
     "graphs.io.graph_files",
     "graphs.system.json_files",
-    "graphs.graph_rules",
     "graphs.graph_columns",
     "graphs.op_graph",
     "graphs.orders",

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphs.families import FAMILIES, draw
-from graphs.families.registry import SHIPPED
+from graphs.families import FAMILIES, SHIPPED, draw
 from graphs.identity import content_hash
 from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.op_graph import OpGraph

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from graphs.graph_columns import AMOUNTS
 from graphs.io.graph_files import graph_to_json
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
-
-AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 
 
 def content_hash(graph: OpGraph) -> str:

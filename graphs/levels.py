@@ -85,11 +85,6 @@ def fill_t_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer
 
 
 def _checked(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The costs as arrays of float64.
-
-    Raises:
-        ValueError: an array of another length.
-    """
     expected = {"op_cost": (op_cost, graph.n_ops), "tensor_cost": (tensor_cost, graph.n_tensors)}
     for label, (values, length) in expected.items():
         if np.shape(values) != (length,):

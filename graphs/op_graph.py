@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
-from graphs.graph_columns import EXTENTS, IMAGE_SIDES, Csr, GraphColumns
-from graphs.graph_rules import GraphError, check_graph
+from graphs.graph_columns import AMOUNTS, EXTENTS, IMAGE_SIDES, Csr, GraphColumns, GraphError, check_graph
 from graphs.op_records import parse_ops
-from graphs.system.array_types import IntArray
+from graphs.system.array_types import BoolArray, IntArray
 from graphs.system.errors import shortened
 from graphs.system.json_files import FileFormatError
 
@@ -32,16 +31,13 @@ class OpGraph(GraphColumns):
     """
 
     def __post_init__(self) -> None:
-        if not self.dtypes:
-            object.__setattr__(self, "dtypes", ("",) * self.n_ops)
-        if not self.sources:
-            object.__setattr__(self, "sources", ("",) * self.n_ops)
-        if not self.shapes:
-            object.__setattr__(self, "shapes", (None,) * self.n_ops)
-        if not len(self.gemm):
-            object.__setattr__(self, "gemm", np.zeros((self.n_ops, EXTENTS), dtype=np.int64))
-        if not len(self.image):
-            object.__setattr__(self, "image", np.zeros((self.n_ops, IMAGE_SIDES), dtype=np.int64))
+        unknown: dict[str, Any] = dict.fromkeys(("dtypes", "sources"), ("",) * self.n_ops)
+        unknown["shapes"] = (None,) * self.n_ops
+        for column, count in (("gemm", EXTENTS), ("image", IMAGE_SIDES)):
+            unknown[column] = np.zeros((self.n_ops, count), dtype=np.int64)
+        for column, values in unknown.items():
+            if not len(getattr(self, column)):
+                object.__setattr__(self, column, values)
         check_graph(self)
 
     def __repr__(self) -> str:
@@ -84,27 +80,26 @@ class OpGraph(GraphColumns):
         colocated with; on that op's device they take no further memory.
         """
         owner = np.full(self.n_tensors, -1, dtype=np.int64)
-        is_parameter = np.array([kind == "parameter" for kind in self.op_types], dtype=bool)
-        of_parameter = is_parameter[self.tensor_producer]
+        of_parameter = (np.array(self.op_types) == "parameter")[self.tensor_producer]
         owner[of_parameter] = self.tensor_producer[of_parameter]
         reader = self.consumers.items
-        is_update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
+        is_update = np.array(self.phases) == "optimizer"
         tensor = np.repeat(np.arange(self.n_tensors), np.diff(self.consumers.ptr))
         gradient = is_update[reader] & ~of_parameter[tensor]
         owner[tensor[gradient]] = reader[gradient]
         return owner
 
     @cached_property
-    def is_compute(self) -> NDArray[np.bool_]:
+    def is_compute(self) -> BoolArray:
         """Says whether an order visits the op, bool (n_ops,).
 
         It never visits an input, a parameter that an op reads or that goes with a compute op, nor an update
         that a colocated compute op decides for. Parameters that no op reads are visited once a unit.
         """
-        update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
+        update = np.array(self.phases) == "optimizer"
         with_compute = np.unique(self.colocate[~self.is_source & ~update])
         decided = np.isin(self.colocate, with_compute) & (self.colocate >= 0)
-        compute: NDArray[np.bool_] = ~self.is_source & ~(update & decided)
+        compute: BoolArray = ~self.is_source & ~(update & decided)
         compute[self.unread] = compute.any()
         return compute
 
@@ -157,19 +152,11 @@ class OpGraph(GraphColumns):
     def to_networkx(self) -> nx.MultiDiGraph:
         """Makes a graph of ops by program index; each tensor is an edge with `bytes` to each consumer."""
         view = nx.MultiDiGraph(name=self.name, family=self.family)
-        for op, op_name in enumerate(self.op_names):
-            view.add_node(
-                op,
-                name=op_name,
-                type=self.op_types[op],
-                phase=self.phases[op],
-                module=self.modules[op],
-                flops=float(self.flops[op]),
-                bytes_moved=float(self.bytes_moved[op]),
-                resident_bytes=float(self.resident_bytes[op]),
-                colocate=int(self.colocate[op]),
-                dtype=self.dtypes[op],
-            )
+        columns = {"name": self.op_names, "type": self.op_types, "phase": self.phases, "module": self.modules}
+        columns |= {key: getattr(self, key).tolist() for key in (*AMOUNTS, "colocate")}
+        columns["dtype"] = self.dtypes
+        for op in range(self.n_ops):
+            view.add_node(op, **{key: values[op] for key, values in columns.items()})
         for tensor in range(self.n_tensors):
             producer = int(self.tensor_producer[tensor])
             for reader in self.consumers.row(tensor):
@@ -197,8 +184,7 @@ def build_graph(
     except FileFormatError as error:
         raise GraphError(str(error)) from None
     rows = [np.unique(np.asarray(readers, dtype=np.int64)) for _, _, readers in tensors]
-    ptr = np.zeros(len(tensors) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=ptr[1:])
+    ptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return OpGraph(
         name=name,
         family=family,

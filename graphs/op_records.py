@@ -3,74 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from graphs.graph_columns import EXTENTS, IMAGE_SIDES
+from graphs.graph_columns import AMOUNTS, EXTENTS, IMAGE_SIDES
+from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.json_fields import array, fields, integer, kind_of, name, number, text
 from graphs.system.json_files import FileFormatError
 
-AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
+STRINGS = {
+    "op_names": ("name", ""),
+    "op_types": ("type", ""),
+    "modules": ("module", ""),
+    "phases": ("phase", "forward"),
+    "dtypes": ("dtype", ""),
+    "sources": ("source", ""),
+}
+"""Key and default of each column of strings."""
 OP_REQUIRED = frozenset({"name"})
-OP_OPTIONAL = frozenset(
-    {"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm", "image", "source", "shape"}
-)
+OP_OPTIONAL = (
+    {key for key, _ in STRINGS.values()} | {*AMOUNTS, "colocate", "seconds", "gemm", "image", "shape"}
+) - OP_REQUIRED
 
 Record = Mapping[str, Any]
 
 
-class OpColumns(TypedDict):
-    """The fields of `OpGraph` that describe its ops."""
-
-    op_names: tuple[str, ...]
-    op_types: tuple[str, ...]
-    modules: tuple[str, ...]
-    phases: tuple[str, ...]
-    flops: NDArray[np.float64]
-    bytes_moved: NDArray[np.float64]
-    resident_bytes: NDArray[np.float64]
-    colocate: NDArray[np.int64]
-    seconds: dict[str, NDArray[np.float64]]
-    dtypes: tuple[str, ...]
-    gemm: NDArray[np.int64]
-    image: NDArray[np.int64]
-    sources: tuple[str, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
-
-
-def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
+def parse_ops(ops: Sequence[object], where: str) -> dict[str, Any]:
     """Check the types of op records and sort their values by field.
 
     Args:
         ops: one object per op with the keys of the graph file format; only `name` is required.
         where: begins the message of any error, before the index of the op.
 
+    Returns:
+        The fields of `OpGraph` that describe its ops.
+
     Raises:
         FileFormatError: a record is no object, has an unknown key or no name, or a value is of another type.
     """
     records = check_records(ops, where, OP_REQUIRED, OP_OPTIONAL)
-    return OpColumns(
-        op_names=_strings(records, "name", "", where),
-        op_types=_strings(records, "type", "", where),
-        modules=_strings(records, "module", "", where),
-        phases=_strings(records, "phase", "forward", where),
-        flops=parse_amounts(records, "flops", where),
-        bytes_moved=parse_amounts(records, "bytes_moved", where),
-        resident_bytes=parse_amounts(records, "resident_bytes", where),
-        colocate=_colocation(records, where),
-        seconds=_seconds(records, where),
-        dtypes=_strings(records, "dtype", "", where),
-        gemm=_extents(records, "gemm", EXTENTS, "[batch, m, n, k]", where),
-        image=_extents(records, "image", IMAGE_SIDES, "[height, width]", where),
-        sources=_strings(records, "source", "", where),
-        shapes=_shapes(records, where),
-    )
+    return {
+        **{column: _strings(records, key, default, where) for column, (key, default) in STRINGS.items()},
+        **{key: parse_amounts(records, key, where) for key in AMOUNTS},
+        "colocate": _colocation(records, where),
+        "seconds": _seconds(records, where),
+        "gemm": _extents(records, "gemm", EXTENTS, "[batch, m, n, k]", where),
+        "image": _extents(records, "image", IMAGE_SIDES, "[height, width]", where),
+        "shapes": _shapes(records, where),
+    }
 
 
 def check_records(
-    records: Sequence[object], where: str, required: frozenset[str], optional: frozenset[str]
+    records: Sequence[object], where: str, required: AbstractSet[str], optional: AbstractSet[str]
 ) -> Sequence[Record]:
     """Check that each record is an object with all `required` keys and no key beyond `optional`.
 
@@ -84,7 +70,7 @@ def check_records(
     return records  # type: ignore[return-value]
 
 
-def parse_amounts(records: Sequence[Record], key: str, where: str) -> NDArray[np.float64]:
+def parse_amounts(records: Sequence[Record], key: str, where: str) -> FloatArray:
     """The numbers that records hold under a key, 0 where there is none, (n_records,).
 
     Raises:
@@ -109,7 +95,7 @@ def _strings(records: Sequence[Record], key: str, default: str, where: str) -> t
     return tuple(values)
 
 
-def _colocation(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
+def _colocation(ops: Sequence[Record], where: str) -> IntArray:
     values = [op.get("colocate") for op in ops]
     for index, value in enumerate(values):
         if value is not None and integer(value, f"{where} {index}: colocate") < 0:
@@ -117,7 +103,7 @@ def _colocation(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
 
-def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: str) -> NDArray[np.int64]:
+def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: str) -> IntArray:
     columns = np.zeros((len(ops), count), dtype=np.int64)
     for index, op in enumerate(ops):
         if key in op:
@@ -143,8 +129,8 @@ def _shape(value: object, where: str) -> tuple[int, ...]:
     return extents
 
 
-def _seconds(ops: Sequence[Record], where: str) -> dict[str, NDArray[np.float64]]:
-    seconds: dict[str, NDArray[np.float64]] = {}
+def _seconds(ops: Sequence[Record], where: str) -> dict[str, FloatArray]:
+    seconds: dict[str, FloatArray] = {}
     for index, op in enumerate(ops):
         if "seconds" in op:
             at = f"{where} {index}: seconds"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphs.op_graph import OpGraph
 from graphs.step_settings import PRECISIONS
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.errors import InputError
-
-BoolArray = NDArray[np.bool_]
 
 
 class PrecisionError(InputError):
@@ -50,8 +47,8 @@ _IN_FP32 = _types(
     *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
 )
 """Ops of a forward pass that autocast computes in fp32."""
-_TO_FP32 = _types("_softmax", "_safe_softmax", "_log_softmax", "sum", "prod", "cumsum", "cumprod") | _types(
-    "linalg_vector_norm"
+_TO_FP32 = _types(
+    *("_softmax", "_safe_softmax", "_log_softmax", "sum", "prod", "cumsum", "cumprod", "linalg_vector_norm")
 )
 """Ops of a forward pass that read what is there and yield fp32 under autocast, in one kernel."""
 _BACK_IN_FP32 = _types(
@@ -70,17 +67,12 @@ _YIELD_INTEGERS = _types(
     *("arange", "argmax", "argmin", "bitwise_and", "bitwise_or", "bitwise_not", "randint"),
 )
 _SECOND_IS_INTEGER = _types(
-    "native_dropout", "max_pool2d_with_indices", "max_pool3d_with_indices", "topk"
-) | (_types("sort", "max", "min", "kthvalue", "mode"))
+    *("native_dropout", "max_pool2d_with_indices", "max_pool3d_with_indices", "topk"),
+    *("sort", "max", "min", "kthvalue", "mode"),
+)
 """Ops whose first output is of floats, and the others of integers or masks."""
 _SCALAR_BYTES = 8
 """A tensor of one number does not decide the type of a result."""
-
-
-def check_precision(precision: str) -> None:
-    """Raises `PrecisionError` if there is no such precision."""
-    if precision not in PRECISIONS:
-        raise PrecisionError(f"unknown precision '{precision}'; use one of {', '.join(PRECISIONS)}")
 
 
 def with_precision(graph: OpGraph, precision: str) -> OpGraph:
@@ -109,7 +101,8 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
 
     Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
     """
-    check_precision(precision)
+    if precision not in PRECISIONS:
+        raise PrecisionError(f"unknown precision '{precision}'; use one of {', '.join(PRECISIONS)}")
     if precision in BITS and set(graph.dtypes) <= {"int", "bf16", "fp16"}:
         return _in_few_bits(graph, BITS[precision])
     for op, dtype in enumerate(graph.dtypes):
@@ -157,12 +150,12 @@ def _in_two_bytes(graph: OpGraph) -> OpGraph:
     dtypes = tuple("int" if _dtype(graph, op) == "int" else "bf16" for op in range(graph.n_ops))
     share = np.where(_holds_floats(graph), 0.5, 1.0)
     moved = np.array([_share_at(graph, op, share) for op in range(graph.n_ops)])
-    is_float = np.array(dtypes) == "bf16"
+    is_float, is_update = np.array(dtypes) == "bf16", np.array(graph.phases) == "optimizer"
     return replace(
         graph,
         dtypes=dtypes,
         tensor_bytes=graph.tensor_bytes * share,
-        bytes_moved=graph.bytes_moved * np.where(_is_update(graph), 0.5, moved),
+        bytes_moved=graph.bytes_moved * np.where(is_update, 0.5, moved),
         resident_bytes=graph.resident_bytes * np.where(is_float, 0.5, 1.0),
     )
 
@@ -201,11 +194,6 @@ def _head(graph: OpGraph) -> int:
     return -1 if any(map(str.isdecimal, graph.modules[last].split("."))) else last
 
 
-def _is_update(graph: OpGraph) -> BoolArray:
-    is_update: BoolArray = np.array(graph.phases) == "optimizer"
-    return is_update
-
-
 def _share_at(graph: OpGraph, op: int, share: FloatArray) -> float:
     """The bytes of the tensors at an op over what they were."""
     tensors = np.concatenate([graph.inputs.row(op), graph.outputs.row(op)])
@@ -213,28 +201,18 @@ def _share_at(graph: OpGraph, op: int, share: FloatArray) -> float:
     return float((graph.tensor_bytes[tensors] * share[tensors]).sum() / before) if before else 1.0
 
 
-@dataclass
 class _Autocast:
-    """The types of all tensors under autocast, op by op in program order.
+    """The types of all tensors under autocast, op by op in program order; `low` is the dtype of 2 bytes."""
 
-    Attributes:
-        low: the dtype of 2 bytes.
-    """
-
-    graph: OpGraph
-    low: str
-
-    def __post_init__(self) -> None:
-        graph = self.graph
+    def __init__(self, graph: OpGraph, low: str) -> None:
+        self.graph, self.low = graph, low
         self.is_float = _holds_floats(graph)
         self.is_low = np.zeros(graph.n_tensors, dtype=bool)
         self.was_cast = np.zeros(graph.n_tensors, dtype=bool)
-        of_parameter = np.array([kind == "parameter" for kind in graph.op_types])
-        self.is_weight = of_parameter[graph.tensor_producer]
-        owner = graph.tensor_owner
+        self.is_weight = (np.array(graph.op_types) == "parameter")[graph.tensor_producer]
         made_forward = (np.array(graph.phases) == "forward") & ~graph.is_source
         self.is_saved = made_forward[graph.tensor_producer]
-        self.is_gradient = (owner >= 0) & ~self.is_weight
+        self.is_gradient = (graph.tensor_owner >= 0) & ~self.is_weight
         self.moved = graph.bytes_moved.copy()
         self.dtypes = [_dtype(graph, op) for op in range(graph.n_ops)]
 

@@ -25,8 +25,8 @@ from agent.placing.exports.export import EXPORTS
 from envs.pipeline.pipeline import AUTO
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.errors import printable
-from graphs.system.plugins import load_plugins
 from graphs.system.progress import progress_bars
+from graphs.system.registry import load_plugins
 from graphs.system.settings import field_types
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
-from graphs.system.event_file import EventFile
+from graphs.system.progress import EventFile
 
 FOLDER = "tensorboard"
 STEP_TAG = "step"

@@ -37,7 +37,7 @@ from graphs.orders import ORDERS
 from graphs.step_settings import Gpu
 from graphs.system.errors import each_line_once, print_notice, printable
 from graphs.system.json_files import first_repeated
-from graphs.system.plugins import load_plugins
+from graphs.system.registry import load_plugins
 
 LARGE_BYTES = 2e7
 """Size from which a graph file takes seconds to read."""

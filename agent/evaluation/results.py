@@ -13,8 +13,7 @@ from agent.placing.request import DATA_PARALLEL
 from graphs.system import json_fields
 from graphs.system.csv_files import write_csv
 from graphs.system.interrupts import interrupts_put_off
-from graphs.system.journal import Journal
-from graphs.system.json_files import FileFormatError
+from graphs.system.json_files import FileFormatError, Journal
 
 COLUMNS = (
     "graph",

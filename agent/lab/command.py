@@ -17,7 +17,7 @@ from typing import Any, cast, get_args, get_type_hints
 from agent.lab.experiment import EXPERIMENTS, RESULTS
 from agent.lab.pivot import ExperimentError, write_rows
 from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
-from graphs.system.plugins import load_plugins
+from graphs.system.registry import load_plugins
 
 COMMAND = "agent.lab"
 METAVARS = {int: "N", float: "X", str: "NAME"}

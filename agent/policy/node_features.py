@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from agent.policy.op_categories import CATEGORIES, one_hot
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
-from graphs.graph_columns import Csr
-from graphs.graph_rules import PHASES
+from graphs.graph_columns import PHASES, Csr
 from graphs.levels import b_level, t_level
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray

@@ -21,7 +21,7 @@ from envs.cluster.presets import RANDOM, get_cluster
 from envs.placement import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
 from graphs.orders import ORDERS
-from graphs.system.plugins import load_plugins
+from graphs.system.registry import load_plugins
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,8 +26,8 @@ from agent.training.metrics import (
     tag_of,
 )
 from graphs.system.errors import InputError
-from graphs.system.event_file import EventFile
 from graphs.system.json_files import write_bytes_atomic
+from graphs.system.progress import EventFile
 
 Metrics = Mapping[str, float]
 CURVES, SEARCH = "curves", "search"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graphs.graph_rules import DTYPES
+from graphs.graph_columns import DTYPES
 from graphs.limits import MAX_BYTES, MAX_PER_S, MAX_SECONDS, MIN_PER_S, MIN_SECONDS, is_speed, is_time
 from graphs.system.array_types import FloatArray
 from graphs.system.errors import InputError, shortened

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
-from graphs.graph_rules import DTYPES
+from graphs.graph_columns import DTYPES
 from graphs.system.array_types import FloatArray
 from graphs.system.json_fields import array, fields, json_number, name, number, text
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic

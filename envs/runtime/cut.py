@@ -25,11 +25,9 @@ from envs.runtime.device_program import (
     slots_in,
     with_replaced,
 )
-from graphs.capture.captured_step import CapturedStep
-from graphs.capture.sparse import sparse_sizes
-from graphs.capture.storages import Storage
+from graphs.capture.captured_step import CapturedStep, Storage
 from graphs.capture.tracing import is_mutable
-from graphs.capture.values import node_value, op_packet
+from graphs.capture.values import node_value, op_packet, sparse_sizes
 from graphs.system.array_types import IntArray
 
 K = TypeVar("K", str, int)

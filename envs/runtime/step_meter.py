@@ -18,7 +18,7 @@ from graphs.capture.captured_step import CapturedStep
 from graphs.identity import content_hash
 from graphs.system import json_fields
 from graphs.system.array_types import FloatArray, IntArray
-from graphs.system.journal import Journal
+from graphs.system.json_files import Journal
 
 WARM_UP_STEPS = 3
 MIN_STEPS = 20

@@ -18,17 +18,15 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.known_values import ItemsRead, KnownValues
+from graphs.capture.known_values import NEEDS_VALUES, ItemsRead, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
-from graphs.capture.module_calls import module_tree
+from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
-from graphs.capture.optimizers import OPTIMIZERS
-from graphs.capture.source_lines import SourceLines
-from graphs.capture.sparse import note_stored
-from graphs.capture.step import Step, needs_values, unwrapped
+from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
+from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
-from graphs.step_settings import AMPERE, Gpu
+from graphs.step_settings import AMPERE, OPTIMIZERS, Gpu
 from graphs.system.errors import logged, print_notice, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
@@ -42,7 +40,12 @@ RAN = (
 )
 
 
-def capture(
+def capture(module: nn.Module, inputs: Any, **settings: Any) -> OpGraph:
+    """Captures a module's step as an op graph alone; arguments and errors are those of `capture_step`."""
+    return capture_step(module, inputs, **settings).graph
+
+
+def capture_step(
     module: nn.Module,
     inputs: Any,
     *,
@@ -54,7 +57,7 @@ def capture(
     sources: bool = False,
     gpu: Gpu | None = AMPERE,
     notify: Callable[[str], None] = print_notice,
-) -> OpGraph:
+) -> CapturedStep:
     """Captures the forward, backward and optimizer ops of a module, without copying a weight.
 
     Every tensor is fake, so a module on the meta device takes no memory. A module is run only if its shapes
@@ -78,35 +81,15 @@ def capture(
         notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
 
     Returns:
-        Op names are paths: `module/op`, `gradients/module/op` and `adam/parameter`; `module@2` is its third
-        call. What cannot be printed in a name is escaped. `resident_bytes` of a parameter are weights,
-        gradient (if it gets one) and optimizer state. A sparse gradient is the rows that were looked up, and
-        the update touches those alone. Ops and sources have a `dtype`, products and convolutions a `gemm`.
+        The graph, and what is needed to run the step op by op. Op names are paths: `module/op`,
+        `gradients/module/op` and `adam/parameter`; `module@2` is its third call. What cannot be printed in a
+        name is escaped. `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer
+        state. A sparse gradient is the rows that were looked up, and the update touches those alone. Ops and
+        sources have a `dtype`, products and convolutions a `gemm`.
 
     Raises:
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
-    """
-    return capture_step(**locals()).graph
-
-
-def capture_step(
-    module: nn.Module,
-    inputs: Any,
-    *,
-    optimizer: str | None = "adam",
-    training: bool = True,
-    loss: Loss | None = None,
-    name: str | None = None,
-    family: str = "",
-    sources: bool = False,
-    gpu: Gpu | None = AMPERE,
-    notify: Callable[[str], None] = print_notice,
-) -> CapturedStep:
-    """Captures a module as `capture` does, and keeps what is needed to run the step op by op.
-
-    Raises:
-        CaptureError: as `capture`.
     """
     module = unwrapped(module)
     name, family = printable(name or type(module).__name__), printable(family)
@@ -130,7 +113,7 @@ def capture_step(
                     try:
                         traced = trace(step)
                     except CaptureError as error:
-                        if not needs_values(error.__cause__):
+                        if not isinstance(error.__cause__, NEEDS_VALUES):
                             raise
                         values = KnownValues()
                         known = Step(module, inputs, training=training, loss=loss, known_values=values)

@@ -1,16 +1,22 @@
-"""A captured step that can still be run: its op graph, and the trace that the graph was built from."""
+"""A captured step that can still be run: its op graph, the trace behind it, and the memory of its nodes."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from graphs.capture.step import Step
-from graphs.capture.tracing import Trace
+from graphs.capture.tracing import Trace, is_mutable
+from graphs.capture.values import node_value, op_packet, tensor_bytes
 from graphs.op_graph import OpGraph
+
+_ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +26,7 @@ class CapturedStep:
     Attributes:
         step: the model on fake tensors, which knows the shapes of state and inputs.
         trace: the traced nodes; views among them are no ops.
-        storages: the memory behind each node, as `graphs.capture.storages.find_storages` finds it.
+        storages: the memory behind each node, as `find_storages` finds it.
         optimizer: from `graphs.step_settings.OPTIMIZER_NAMES`; None if no update was captured.
         op_of_node: op of each node that computes.
         op_of_source: op of each parameter, buffer and input by its name in `Trace.sources`.
@@ -35,3 +41,76 @@ class CapturedStep:
     op_of_node: Mapping[fx.Node, int]
     op_of_source: Mapping[str, int]
     op_of_update: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Memory that one node allocates; all views of it share the storage."""
+
+    node: fx.Node
+    bytes: float
+
+
+def find_storages(trace: Trace) -> dict[fx.Node, Any]:
+    """Finds the storages behind what each node yields, nested alike; None where a value is no tensor."""
+    found: dict[fx.Node, Any] = {}
+    of_source: dict[str, Any] = {}
+    for node in trace.nodes:
+        if node.target is operator.getitem:
+            found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif _is_view(node):
+            base = _viewed_storage(node, found)
+            value = node_value(node)
+            found[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
+        elif node in trace.sources:
+            found[node] = of_source.setdefault(trace.sources[node], _allocate(node))
+        else:
+            found[node] = _allocate(node)
+    return found
+
+
+def _viewed_storage(view: fx.Node, found: Mapping[fx.Node, Any]) -> Storage | None:
+    """Returns the storage behind a view; None for a view of a Python number, such as the conjugate of 1j."""
+    return next((storage for base in view.all_input_nodes[:1] for storage in storages_in(found[base])), None)
+
+
+def _allocate(node: fx.Node) -> Any:
+    def storage(value: Any) -> Storage | None:
+        return Storage(node, tensor_bytes(node, value)) if isinstance(value, Tensor) else None
+
+    value = node_value(node)
+    return storage(value) if isinstance(value, Tensor) else tree_map(storage, value)
+
+
+def storages_in(nested: Any) -> list[Storage]:
+    """Returns the storages in one value of `find_storages`."""
+    if isinstance(nested, Storage):
+        return [nested]
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Storage)]
+
+
+def live_nodes(trace: Trace) -> set[fx.Node]:
+    """Returns the nodes that a result, a gradient, a held value or a change in place depends on."""
+    live = {*trace.results, *trace.gradients.values(), *trace.held}
+    for node in reversed(trace.nodes):
+        if node in live or is_mutable(node):
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def _is_view(node: fx.Node) -> bool:
+    if op_packet(node) in _ALIASES or getattr(node.target, "is_view", False):
+        return True
+    return op_packet(node) is torch.ops.aten.clone and _keeps_layout(node)
+
+
+def _keeps_layout(clone: fx.Node) -> bool:
+    """Says whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on.
+
+    A clone of a conjugated or negated view does change something: it computes what the view only notes.
+    """
+    before, after = node_value(clone.all_input_nodes[0]), node_value(clone)
+    if before.is_conj() != after.is_conj() or before.is_neg() != after.is_neg():
+        return False
+    return bool(before.stride() == after.stride())

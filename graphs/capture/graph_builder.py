@@ -8,16 +8,14 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from graphs.capture.module_calls import call_of
+from graphs.capture.captured_step import Storage, find_storages, live_nodes, storages_in
+from graphs.capture.module_calls import call_of, source_of
 from graphs.capture.op_arithmetic import op_dtype, op_gemm, op_image, tensor_dtype
 from graphs.capture.op_costs import op_bytes, op_flops
-from graphs.capture.optimizers import Update
-from graphs.capture.source_lines import source_of
-from graphs.capture.sparse import is_sparse, sparse_sizes
-from graphs.capture.storages import Storage, find_storages, live_nodes, storages_in
 from graphs.capture.tracing import Trace
-from graphs.capture.values import node_value, op_packet, size_bytes, tensors_of
+from graphs.capture.values import is_sparse, node_value, op_packet, size_bytes, sparse_sizes, tensors_of
 from graphs.op_graph import OpGraph, build_graph
+from graphs.step_settings import Update
 from graphs.system.errors import printable
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from graphs.capture.structures import leaves_of
-from graphs.graph_rules import GraphError
+from graphs.graph_columns import GraphError
 
 Loss: TypeAlias = str | list[str] | Callable[[Any], Tensor]
 """A key or attribute of what a module returns, several of them, whose sum it is, or a function of that."""

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from graphs.capture.sparse import is_sparse
-from graphs.capture.values import is_torch, node_value, op_arguments, op_packet, tensors_of
+from graphs.capture.values import is_sparse, is_torch, node_value, op_arguments, op_packet, tensors_of
 
 Gemm = list[int]
 
@@ -118,27 +117,17 @@ def _grouped_product(left: Tensor, *_: object, out: Tensor, **__: object) -> Gem
     return [1, *gemm[1:]] if out.dim() == 2 else gemm
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: int,
-    *,
-    out: Tensor,
-) -> Gemm:
+def _convolution(x: Tensor, weight: Tensor, bias: object, *layout: Any, out: Tensor) -> Gemm:
+    *_, transposed, _, groups = layout
     positions = x.shape[0] * prod((x if transposed else out).shape[2:])
     ours, theirs = (weight.shape[0] // groups, prod(weight.shape[1:]))
     return [groups, positions, theirs, ours] if transposed else [groups, positions, ours, theirs]
 
 
-def _convolution_backward(
+def convolution_backward_extents(
     grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: object, *settings: Any, **_: object
 ) -> Gemm:
+    """Extents of the products for the gradients of input and weight, as `op_gemm` gives them."""
     *layout, output_mask = settings
     groups, *extents = _convolution(x, weight, None, *layout, out=grad)
     return [groups * sum(output_mask[:2]), *extents]
@@ -175,7 +164,7 @@ _GEMMS: dict[str, Callable[..., Gemm]] = {
         x.mT, weight, left=1, out=out.mT
     ),
     "aten.convolution": _convolution,
-    "aten.convolution_backward": _convolution_backward,
+    "aten.convolution_backward": convolution_backward_extents,
     **{f"aten.{name}": _attention for name in _FUSED_ATTENTION},
     **{f"aten.{name}_backward": lambda _, *given, **__: _attention(*given) for name in _FUSED_ATTENTION},
 }

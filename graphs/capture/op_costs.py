@@ -13,9 +13,25 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from graphs.capture.loss import CaptureError
-from graphs.capture.op_arithmetic import LEFT_FACTOR, dense_extents, tensor_dtype
-from graphs.capture.sparse import SPARSE_WRAP, density, is_sparse, sparse_sizes, tensor_bytes
-from graphs.capture.values import count_numbers, is_torch, node_value, op_arguments, op_packet, tensors_of
+from graphs.capture.op_arithmetic import (
+    LEFT_FACTOR,
+    convolution_backward_extents,
+    dense_extents,
+    tensor_dtype,
+)
+from graphs.capture.values import (
+    SPARSE_WRAP,
+    count_numbers,
+    density,
+    is_sparse,
+    is_torch,
+    node_value,
+    op_arguments,
+    op_packet,
+    sparse_sizes,
+    tensor_bytes,
+    tensors_of,
+)
 
 Formula = Callable[..., float]
 
@@ -132,24 +148,6 @@ def _packets(*names: str) -> frozenset[Any]:
     return frozenset(getattr(aten, name) for name in names)
 
 
-def _convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: int,
-    output_mask: list[bool],
-) -> int:
-    """Flops of the forward pass for each of the gradients of input and weight."""
-    spatial = (x if transposed else grad).shape[2:]
-    return 2 * weight.numel() * prod(spatial) * x.shape[0] * sum(output_mask[:2])
-
-
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
     """Two products: queries by keys, scores by values."""
     scores = prod(query.shape[:-1]) * key.shape[-2]
@@ -192,7 +190,7 @@ def _fft_flops(shape: list[int], dims: list[int]) -> float:
 
 
 _FORMULAS: dict[Any, Formula] = {
-    aten.convolution_backward: _convolution_backward,
+    aten.convolution_backward: lambda *given, **_: 2 * prod(convolution_backward_extents(*given)),
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._trilinear: _trilinear,

@@ -17,8 +17,8 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
-from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
+from graphs.capture.values import why_not_costed
 from graphs.system.errors import printable, shortened
 from graphs.system.user_code import user_line
 
@@ -218,9 +218,7 @@ def _with_buffers(model: nn.Module) -> nn.Module:
 
 
 def _differs(leaf: Any, captured: Any) -> bool:
-    """Says whether a leaf of the inputs is another value than at the capture; tensors may have other
-    values.
-    """
+    """Says whether a leaf of the inputs is no tensor where one was captured, or another value."""
     if isinstance(captured, Tensor) or isinstance(leaf, Tensor):
         return isinstance(captured, Tensor) != isinstance(leaf, Tensor)
     return bool(leaf != captured)
@@ -236,11 +234,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Returns the module that `torch.compile` wrapped; any other as it is."""
     original = getattr(module, "_orig_mod", module)
     return original if isinstance(original, nn.Module) else module
-
-
-def needs_values(error: BaseException | None) -> bool:
-    """Says whether a trace failed because the model needs the values of a tensor."""
-    return isinstance(error, NEEDS_VALUES)
 
 
 def describe_failure(error: Exception) -> str:

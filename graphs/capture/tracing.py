@@ -22,9 +22,10 @@ from torch.fx import config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from graphs.capture.known_values import NEEDS_VALUES
 from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
-from graphs.capture.step import Step, describe_failure, needs_values
+from graphs.capture.step import Step, describe_failure
 
 TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
@@ -103,7 +104,8 @@ def _trace_as_compiled(step: Step) -> Trace:
     except CaptureError:
         raise
     except Exception as plain:
-        reported = plain if needs_values(plain) and not needs_values(joint) else joint
+        is_value = isinstance(plain, NEEDS_VALUES) and not isinstance(joint, NEEDS_VALUES)
+        reported = plain if is_value else joint
         raise CaptureError(describe_failure(reported)) from reported
     traced.why_no_calls = describe_failure(joint)
     return traced

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.step_settings import AMPERE, Gpu
 from graphs.system.errors import InputError, print_notice, printable
-from graphs.system.plugins import look_in
+from graphs.system.registry import look_in
 from graphs.system.user_code import users_code
 
 if TYPE_CHECKING:

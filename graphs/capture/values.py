@@ -1,12 +1,33 @@
-"""Fake tensors that a traced node yields, and the operator that it calls."""
+"""Fake tensors that a traced node yields, their sizes, and the operator that it calls.
+
+A traced sparse tensor knows its shape, not how many numbers it holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
+
+from graphs.capture.loss import CaptureError
+from graphs.capture.structures import as_arguments
+
+aten = torch.ops.aten
+
+SPARSE_WRAP = aten._sparse_coo_tensor_with_dims_and_tensors
+"""Joins indices and values to a sparse tensor without copying them."""
+STORED = "placewalk.stored"
+"""Key under which the node of a sparse source keeps the numbers and the bytes that it holds."""
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
+"""Methods that return the indices and values of each sparse layout."""
 
 
 def node_value(node: fx.Node) -> Any:
@@ -58,13 +79,68 @@ def op_arguments(node: fx.Node) -> Any:
         at = {name[1:-11]: place for name, place in kwargs.items() if name.endswith("_base_index")}
         kwargs |= {name: kwargs["_all_bases"][place] for name, place in at.items() if place is not None}
         args, kwargs = tuple(kwargs.get(each.name) for each in args[0]._schema.arguments), {}  # type: ignore[union-attr]
-    return tree_map(as_value, (args, kwargs))
+    return tree_map(lambda item: node_value(item) if isinstance(item, fx.Node) else item, (args, kwargs))
 
 
 def _is_wrapped(node: fx.Node) -> bool:
     return str(node.target).startswith("auto_functionalized")
 
 
-def as_value(item: Any) -> Any:
-    """Value of an argument: that of the node, if it is one."""
-    return node_value(item) if isinstance(item, fx.Node) else item
+def why_not_costed(tensor: Tensor) -> str:
+    """Says why it is not known what a tensor stores, and the remedy; "" if it is known."""
+    is_wrapper = hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "device_mesh")
+    if is_wrapper or tensor.is_nested or tensor.is_quantized or tensor.layout not in (torch.strided, *_PARTS):
+        kind = "nested" if tensor.is_nested else tensor.layout
+        return f"is a {type(tensor).__name__} ({kind}), whose stored size is not known; give a dense tensor"
+    if tensor.layout in _PARTS and tensor.is_meta and not tensor._nnz():
+        return "is sparse on the meta device, where `.to()` loses its values; give it on the CPU"
+    return ""
+
+
+def note_stored(sources: Mapping[fx.Node, str], module: nn.Module, inputs: Any) -> None:
+    """Keeps with the nodes of sparse sources, named as in `Trace.sources`, what the real tensors hold."""
+    given = {f"input.{at}": each for at, each in enumerate(tensors_of(as_arguments(inputs)))}
+    for node in filter(is_sparse, sources):
+        name = sources[node]
+        tensor = given[name] if name in given else attrgetter(name)(module)
+        parts = [getattr(tensor, part)() for part in _PARTS[tensor.layout]]
+        node.meta[STORED] = parts[-1].numel(), sum(map(size_bytes, parts))
+        for other in node.graph.nodes:
+            made, makers = tensors_of(node_value(other)), filter(is_sparse, other.all_input_nodes)
+            if any(not each.numel() for each in made) and any(sparse_sizes(each)[0] for each in makers):
+                raise CaptureError(f"{other.target} reads parts of a sparse tensor; give them as inputs")
+
+
+def is_sparse(node: fx.Node) -> bool:
+    """Says whether a node yields a sparse tensor, such as the gradient of an embedding that asks for one."""
+    return any(tensor.layout in _PARTS for tensor in tensors_of(node_value(node)))
+
+
+def density(node: fx.Node) -> float:
+    """Share of the elements of what a node yields that are stored: 1 if it is dense."""
+    return min(1.0, sparse_sizes(node)[0] / max(1, node_value(node).numel())) if is_sparse(node) else 1.0
+
+
+def sparse_sizes(node: fx.Node) -> tuple[int, int]:
+    """Numbers and bytes that a sparse tensor holds: its values, or rows of look-ups, and their indices.
+
+    Args:
+        node: yields a sparse tensor: a source, the gradient of an embedding or a bag of embeddings, or what
+            an op makes of such ones, which holds the numbers of all of them, or of indices and values.
+    """
+    if STORED in node.meta:
+        return node.meta[STORED]  # type: ignore[no-any-return]
+    if op_packet(node) is aten._embedding_bag_backward:
+        gradient, indices = (node_value(source) for source in node.all_input_nodes[:2])
+        count = indices.numel() * gradient.shape[-1]
+        return count, size_bytes(indices) + count * gradient.element_size()
+    parts = [sparse_sizes(source) for source in node.all_input_nodes if is_sparse(source)]
+    if not parts:
+        tensors = [node_value(source) for source in node.all_input_nodes]
+        return tensors[-1].numel(), sum(map(size_bytes, tensors))
+    return sum(count for count, _ in parts), sum(size for _, size in parts)
+
+
+def tensor_bytes(node: fx.Node, tensor: Tensor) -> int:
+    """Size in bytes of a tensor that a node yields."""
+    return sparse_sizes(node)[1] if tensor.layout in _PARTS else size_bytes(tensor)

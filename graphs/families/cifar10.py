@@ -5,41 +5,22 @@ Source: Pham et al. 2018 (arXiv 1802.03268), section 2.3; as placement benchmark
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs.families.registry import Drawn, family, pick
-from graphs.families.vision import Classifier, ConvNorm, batch_norm, image_batch
+from graphs.families import Drawn, family, pick
+from graphs.families.layers import Classifier, ConvNorm, batch_norm, image_batch
 
 Edge = tuple[int, str]
 Node = tuple[Edge, Edge]
 
 
-@dataclass(frozen=True)
-class Config:
-    """One network of the family.
-
-    Attributes:
-        normal, reduction: per node of the cell its two (input, operation) edges; inputs 0 and 1 are the
-            outputs of the two cells before, 2 is the first node.
-        stages: normal cells at each resolution; a reduction cell is between two stages.
-        twice: whether a separable convolution is applied twice, as in ENAS.
-    """
-
-    normal: tuple[Node, ...]
-    reduction: tuple[Node, ...]
-    stages: tuple[int, ...]
-    channels: int
-    twice: bool
-
-
-def _convolution(channels: int, kernel: int, stride: int, twice: bool) -> nn.Module:
+def _convolution(channels: int, stride: int) -> nn.Module:
     """ReLU, convolution, batch normalisation."""
-    convolution = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, bias=False)
+    convolution = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
     return nn.Sequential(nn.ReLU(), convolution, batch_norm(channels))
 
 
@@ -58,7 +39,7 @@ def _identity(channels: int, stride: int) -> nn.Module:
 
 
 OPERATIONS: dict[str, Callable[[int, int, bool], nn.Module]] = {
-    "conv3": lambda channels, stride, twice: _convolution(channels, 3, stride, twice),
+    "conv3": lambda channels, stride, twice: _convolution(channels, stride),
     "sep3": lambda channels, stride, twice: _separable(channels, 3, stride, twice),
     "sep5": lambda channels, stride, twice: _separable(channels, 5, stride, twice),
     "average": lambda channels, stride, twice: nn.AvgPool2d(3, stride, 1),
@@ -79,7 +60,7 @@ class Cell(nn.Module):
 
     def __init__(
         self,
-        nodes: tuple[Node, ...],
+        nodes: Sequence[Node],
         inputs: tuple[int, int],
         channels: int,
         *,
@@ -112,21 +93,34 @@ class Cell(nn.Module):
 
 
 class Network(nn.Module):
-    """A stem and cells, each reading the two before; channels double where the resolution halves."""
+    """A stem and cells, each reading the two before; channels double where the resolution halves.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        normal, reduction: per node of the cell its two (input, operation) edges; inputs 0 and 1 are the
+            outputs of the two cells before, 2 is the first node.
+        stages: normal cells at each resolution; a reduction cell is between two stages.
+        twice: whether a separable convolution is applied twice, as in ENAS.
+    """
+
+    def __init__(
+        self,
+        normal: Sequence[Node],
+        reduction: Sequence[Node],
+        stages: Sequence[int],
+        channels: int,
+        *,
+        twice: bool,
+    ) -> None:
         super().__init__()
-        channels = config.channels
         self.stem = ConvNorm(3, channels, 3)
         self.cells = nn.ModuleList()
         inputs, strides = (channels, channels), (1, 1)
-        for stage, normal_cells in enumerate(config.stages):
+        for stage, normal_cells in enumerate(stages):
             reduces = [True] * (stage > 0) + [False] * normal_cells
             for reduce in reduces:
                 channels *= 2 if reduce else 1
-                nodes = config.reduction if reduce else config.normal
-                stride = 2 if reduce else 1
-                cell = Cell(nodes, inputs, channels, strides=strides, stride=stride, twice=config.twice)
+                nodes, stride = (reduction, 2) if reduce else (normal, 1)
+                cell = Cell(nodes, inputs, channels, strides=strides, stride=stride, twice=twice)
                 self.cells.append(cell)
                 inputs, strides = (inputs[1], channels), (stride, 1)
         self.channels = channels
@@ -140,14 +134,14 @@ class Network(nn.Module):
         return last
 
 
-def draw_cell(rng: np.random.Generator, nodes: int) -> tuple[Node, ...]:
+def draw_cell(rng: np.random.Generator, nodes: int) -> list[Node]:
     """A random cell; its first node reads both inputs, so that no cell is left unused."""
     operations = tuple(OPERATIONS)
     cell: list[Node] = [((0, pick(rng, operations)), (1, pick(rng, operations)))]
     for index in range(1, nodes):
         left, right = (int(source) for source in rng.integers(index + 2, size=2))
         cell.append(((left, pick(rng, operations)), (right, pick(rng, operations))))
-    return tuple(cell)
+    return cell
 
 
 @family("cifar10")
@@ -155,12 +149,8 @@ def draw(rng: np.random.Generator) -> Drawn:
     """1 to 8 cells of 2 to 6 nodes on 32 x 32 images, batch 32 to 256."""
     nodes = int(rng.integers(2, 7))
     stages = pick(rng, [(1,), (2,), (3,), (1, 1), (2, 1), (2, 2), (1, 1, 1), (2, 2, 2)])
-    config = Config(
-        normal=draw_cell(rng, nodes),
-        reduction=draw_cell(rng, nodes),
-        stages=stages,
-        channels=pick(rng, [48, 64, 96, 128, 192]),
-        twice=nodes < 6 and bool(rng.random() < 0.5),
-    )
-    network = Network(config)
+    normal, reduction = draw_cell(rng, nodes), draw_cell(rng, nodes)
+    channels = pick(rng, [48, 64, 96, 128, 192])
+    twice = nodes < 6 and bool(rng.random() < 0.5)
+    network = Network(normal, reduction, stages, channels, twice=twice)
     return Classifier(network, network.channels, 10), image_batch(pick(rng, [32, 64, 128, 256]), 32)

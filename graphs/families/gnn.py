@@ -9,33 +9,13 @@ that reads all layers, arXiv 1806.03536).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families.registry import Drawn, family, pick
-
-
-@dataclass(frozen=True)
-class Config:
-    """One graph network.
-
-    Attributes:
-        kinds: of each layer, names of `KINDS`.
-        relations: sets of edges, each with weights of its own in every layer.
-        inputs, width, classes: channels of a node before, within and after the layers.
-        all_layers: whether the head reads the nodes of every layer, not of the last alone.
-    """
-
-    kinds: tuple[str, ...]
-    relations: int
-    inputs: int
-    width: int
-    classes: int
-    all_layers: bool
+from graphs.families import Drawn, family, pick
 
 
 def arriving(messages: Tensor, target: Tensor, nodes: int) -> Tensor:
@@ -132,15 +112,23 @@ class Layer(nn.Module):
 
 
 class NodeClassifier(nn.Module):
-    """Cross-entropy of the classes of nodes."""
+    """Cross-entropy of the classes of nodes.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        kinds: of each layer, names of `KINDS`.
+        relations: sets of edges, each with weights of its own in every layer.
+        inputs, width, classes: channels of a node before, within and after the layers.
+        all_layers: whether the head reads the nodes of every layer, not of the last alone.
+    """
+
+    def __init__(
+        self, kinds: Sequence[str], relations: int, inputs: int, width: int, classes: int, *, all_layers: bool
+    ) -> None:
         super().__init__()
-        self.all_layers = config.all_layers
-        self.enter = nn.Linear(config.inputs, config.width)
-        self.layers = nn.ModuleList(Layer(kind, config.relations, config.width) for kind in config.kinds)
-        read = config.width * (len(config.kinds) if config.all_layers else 1)
-        self.head = nn.Linear(read, config.classes)
+        self.all_layers = all_layers
+        self.enter = nn.Linear(inputs, width)
+        self.layers = nn.ModuleList(Layer(kind, relations, width) for kind in kinds)
+        self.head = nn.Linear(width * (len(kinds) if all_layers else 1), classes)
 
     def forward(self, features: Tensor, labels: Tensor, *edges: Tensor) -> Tensor:
         """Loss of features (nodes, inputs) and labels, int (nodes,); `edges` are those of each relation."""
@@ -153,19 +141,15 @@ class NodeClassifier(nn.Module):
 @family("gnn")
 def draw(rng: np.random.Generator) -> Drawn:
     """2 to 8 layers of one kind or mixed, width 128 to 512, 1 to 4 relations, 10k to 50k nodes."""
-    layers, kinds = int(rng.integers(2, 9)), tuple(KINDS)
-    one = pick(rng, kinds)
+    layers, known = int(rng.integers(2, 9)), tuple(KINDS)
+    one = pick(rng, known)
     mixed = bool(rng.random() < 0.4)
-    config = Config(
-        kinds=tuple(pick(rng, kinds) if mixed else one for _ in range(layers)),
-        relations=int(rng.integers(1, 5)),
-        inputs=pick(rng, [64, 128, 512]),
-        width=pick(rng, [128, 256, 512]),
-        classes=pick(rng, [16, 64, 256]),
-        all_layers=bool(rng.random() < 0.4),
-    )
+    kinds = [pick(rng, known) if mixed else one for _ in range(layers)]
+    relations, inputs = int(rng.integers(1, 5)), pick(rng, [64, 128, 512])
+    width, classes = pick(rng, [128, 256, 512]), pick(rng, [16, 64, 256])
+    model = NodeClassifier(kinds, relations, inputs, width, classes, all_layers=bool(rng.random() < 0.4))
     nodes = pick(rng, [10_000, 20_000, 50_000])
-    degrees = rng.choice([2, 4, 8], size=config.relations)
+    degrees = rng.choice([2, 4, 8], size=relations)
     edges = tuple(torch.zeros(2, nodes * int(each), dtype=torch.long) for each in degrees)
     labels = torch.zeros(nodes, dtype=torch.long)
-    return NodeClassifier(config), (torch.zeros(nodes, config.inputs), labels, *edges)
+    return model, (torch.zeros(nodes, inputs), labels, *edges)

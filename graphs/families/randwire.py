@@ -16,9 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families.registry import Drawn, family, pick
-from graphs.families.transformer import Attention, Embedding, FeedForward, word_batch, word_loss
-from graphs.families.vision import Classifier, ConvNorm, image_batch
+from graphs.families import Drawn, family, pick
+from graphs.families.layers import (
+    Attention,
+    Classifier,
+    ConvNorm,
+    Embedding,
+    FeedForward,
+    image_batch,
+    word_batch,
+    word_loss,
+)
 
 Wiring = tuple[tuple[int, ...], ...]
 """Per node the earlier nodes that it sums; none: it reads the stage's input."""

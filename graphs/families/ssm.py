@@ -8,41 +8,25 @@ Sources: Gu and Dao 2023 (Mamba, arXiv 2312.00752); Dao and Gu 2024 (scalar deca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families.llama import RMSNorm
-from graphs.families.registry import Drawn, family, pick
-from graphs.families.transformer import Attention, FeedForward, PreNorm, word_batch, word_loss
+from graphs.families import Drawn, family, pick
+from graphs.families.layers import (
+    Attention,
+    FeedForward,
+    LanguageModel,
+    PreNorm,
+    RMSNorm,
+    Sizes,
+    later,
+    word_batch,
+)
 
-
-@dataclass(frozen=True)
-class Config:
-    """One model of state-space blocks.
-
-    Attributes:
-        heads: parts of the inner channels, each with a decay of its own.
-        states: numbers that a head remembers of each of its channels.
-        chunks: parts of the sequence that are scanned one after the other.
-        kernel: words that the convolution before the scan sees.
-        attention_every: every so many layers attention takes the place of the scan; 0 for never.
-        feed_forward: whether a feed-forward layer follows each.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    states: int
-    length: int
-    chunks: int
-    kernel: int
-    vocabulary: int
-    attention_every: int
-    feed_forward: bool
+KERNEL = 4
+"""Words that the convolution before a scan sees."""
 
 
 def scan(x: Tensor, log_decay: Tensor, write: Tensor, read: Tensor, chunks: int) -> Tensor:
@@ -61,7 +45,7 @@ def scan(x: Tensor, log_decay: Tensor, write: Tensor, read: Tensor, chunks: int)
     for values, decays, keys, queries in parts:
         total = decays.cumsum(-1)
         between = total.unsqueeze(-1) - total.unsqueeze(-2)
-        future = torch.ones(between.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        future = later(between)
         weights = queries @ keys.transpose(-2, -1) * between.masked_fill(future, -torch.inf).exp()
         output = weights @ values
         kept = values * (total[..., -1:] - total).exp().unsqueeze(-1)
@@ -76,23 +60,28 @@ def scan(x: Tensor, log_decay: Tensor, write: Tensor, read: Tensor, chunks: int)
 
 
 class SelectiveScan(nn.Module):
-    """A gated, causal convolution and scan whose decay, write and read depend on the word."""
+    """A gated, causal convolution and scan whose decay, write and read depend on the word.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        heads: parts of the inner channels, each with a decay of its own.
+        states: numbers that a head remembers of each of its channels.
+        chunks: parts of the sequence that are scanned one after the other.
+    """
+
+    def __init__(self, width: int, heads: int, states: int, chunks: int) -> None:
         super().__init__()
-        inner, self.kernel = 2 * config.width, config.kernel
-        self.chunks = config.chunks
-        self.enter, self.gate = (nn.Linear(config.width, inner, bias=False) for _ in range(2))
-        self.convolution = nn.Conv1d(inner, inner, config.kernel, groups=inner)
-        self.write, self.read = (nn.Linear(inner, config.states, bias=False) for _ in range(2))
-        self.step = nn.Linear(inner, config.heads)
-        self.log_speed = nn.Parameter(torch.zeros(config.heads))
+        inner, self.chunks = 2 * width, chunks
+        self.enter, self.gate = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.convolution = nn.Conv1d(inner, inner, KERNEL, groups=inner)
+        self.write, self.read = (nn.Linear(inner, states, bias=False) for _ in range(2))
+        self.step = nn.Linear(inner, heads)
+        self.log_speed = nn.Parameter(torch.zeros(heads))
         self.skip = nn.Parameter(torch.ones(inner))
-        self.norm, self.out = RMSNorm(inner), nn.Linear(inner, config.width, bias=False)
+        self.norm, self.out = RMSNorm(inner), nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, time, width) to the same shape."""
-        seen = F.pad(self.enter(x).transpose(1, 2), (self.kernel - 1, 0))
+        seen = F.pad(self.enter(x).transpose(1, 2), (KERNEL - 1, 0))
         inner = F.silu(self.convolution(seen)).transpose(1, 2)
         step = F.softplus(self.step(inner))
         decay = (-self.log_speed.exp() * step).transpose(1, 2)
@@ -103,31 +92,29 @@ class SelectiveScan(nn.Module):
         return out
 
 
-class LanguageModel(nn.Module):
-    """Next-word cross-entropy of a stack of state-space blocks."""
+def state_space_model(
+    sizes: Sizes, *, states: int, chunks: int, attention_every: int, feed_forward: bool
+) -> LanguageModel:
+    """A causal language model of state-space blocks.
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        width = config.width
-        self.embedding = nn.Embedding(config.vocabulary, width)
-        layers: list[nn.Module] = []
-        for layer in range(1, config.layers + 1):
-            attends = config.attention_every and layer % config.attention_every == 0
-            mixer = (
-                Attention(width, width // 64, causal=True, joint=True, fused=False)
-                if attends
-                else SelectiveScan(config)
-            )
-            layers.append(PreNorm(width, [mixer]))
-            if config.feed_forward:
-                layers.append(PreNorm(width, [FeedForward(width, 4 * width)]))
-        self.blocks = nn.Sequential(*layers)
-        self.norm = RMSNorm(width)
-        self.head = nn.Linear(width, config.vocabulary, bias=False)
-
-    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
-        """Loss of words and targets, int (batch, time)."""
-        return word_loss(self.head(self.norm(self.blocks(self.embedding(words)))), targets)
+    Args:
+        states, chunks: as `SelectiveScan` takes them.
+        attention_every: every so many layers attention takes the place of the scan; 0 for never.
+        feed_forward: whether a feed-forward layer follows each.
+    """
+    width = sizes.width
+    embedding, blocks = nn.Embedding(sizes.vocabulary, width), nn.Sequential()
+    for layer in range(1, sizes.layers + 1):
+        mixer: nn.Module
+        if attention_every and layer % attention_every == 0:
+            mixer = Attention(width, width // 64, causal=True, joint=True, fused=False)
+        else:
+            mixer = SelectiveScan(width, sizes.heads, states, chunks)
+        blocks.append(PreNorm(width, [mixer]))
+        if feed_forward:
+            blocks.append(PreNorm(width, [FeedForward(width, 4 * width)]))
+    head = nn.Linear(width, sizes.vocabulary, bias=False)
+    return LanguageModel(embedding, blocks, RMSNorm(width), head)
 
 
 @family("ssm")
@@ -137,16 +124,12 @@ def draw(rng: np.random.Generator) -> Drawn:
     width = pick(rng, [512, 768, 1024, 1536])
     chunks = pick(rng, [each for each in (1, 2, 4, 8) if layers * each <= 24])
     length = chunks * pick(rng, [64, 128, 256])
-    config = Config(
-        layers=layers,
-        width=width,
-        heads=width // 32,
-        states=pick(rng, [16, 64, 128]),
-        length=length,
+    states = pick(rng, [16, 64, 128])
+    model = state_space_model(
+        Sizes(layers, width, width // 32, length, vocabulary=pick(rng, [8_192, 16_384, 32_768])),
+        states=states,
         chunks=chunks,
-        kernel=4,
-        vocabulary=pick(rng, [8_192, 16_384, 32_768]),
         attention_every=pick(rng, [0, 0, 4]),
         feed_forward=bool(rng.random() < 0.3),
     )
-    return LanguageModel(config), word_batch(max(pick(rng, [2048, 4096, 8192]) // length, 1), length)
+    return model, word_batch(max(pick(rng, [2048, 4096, 8192]) // length, 1), length)

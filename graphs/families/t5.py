@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs.families.llama import RMSNorm
-from graphs.families.registry import Drawn, family, pick
-from graphs.families.transformer import FeedForward, word_loss
+from graphs.families import Drawn, family, pick
+from graphs.families.layers import FeedForward, RMSNorm, later, word_loss
 
 BUCKETS, FARTHEST = 32, 128
 
@@ -58,10 +57,7 @@ class RelativeBias(nn.Module):
         time = x.shape[1]
         buckets = relative_buckets(time, time, causal=self.causal, device=x.device)
         bias: Tensor = self.table(buckets).permute(2, 0, 1)
-        if self.causal:
-            future = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
-            bias = bias.masked_fill(future, -torch.inf)
-        return bias
+        return bias.masked_fill(later(bias), -torch.inf) if self.causal else bias
 
 
 class Attention(nn.Module):

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from graphs.graph_columns import Csr
-from graphs.graph_rules import GraphError
+from graphs.graph_columns import AMOUNTS, Csr, GraphError
 from graphs.op_graph import OpGraph
-from graphs.op_records import AMOUNTS, check_records, parse_amounts, parse_ops
+from graphs.op_records import check_records, parse_amounts, parse_ops
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.json_fields import array, fields, integer, json_number, name, text
 from graphs.system.json_files import (

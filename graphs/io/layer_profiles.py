@@ -1,18 +1,28 @@
-"""Reads layer profiles that other pipeline planners publish: those of PipeDream and the inputs of Piper."""
+"""Reads layer profiles that other pipeline planners publish: those of PipeDream and the inputs of Piper.
+
+A layer becomes a forward and a backward op with measured seconds. A layer with weights also has a parameter
+and its update; all ops of a layer are colocated.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphs.io.layer_graphs import Layer, in_order, layer_graph, neighbours
-from graphs.op_graph import OpGraph
+import networkx as nx
+
+from graphs.op_graph import OpGraph, build_graph
 from graphs.system.json_fields import array, fields, integer, name, number
 from graphs.system.json_files import FileFormatError, read_json, read_text
 
+WEIGHT_BYTES = 4.0
+"""Bytes of a weight, fp32."""
+UPDATE_FLOPS, UPDATE_BYTES = 2.0, 20.0
+"""Operations and memory traffic of the update of a weight: SGD with momentum reads three and writes two."""
 MS_PER_S = 1e3
 STATE_PER_WEIGHT = 4.0
 """Bytes that a PipeDream layer holds for each byte of weights: gradients and two optimizer states besides."""
@@ -29,6 +39,28 @@ VARIANT_KEYS = frozenset(
     {"id", "timePerSample", "parameterSize", "memoryUsageA", "memoryUsageB", "syncTimeFw", "syncTimeBw"}
 )
 VANILLA, RECOMPUTED = "vanilla", "activation recomp"
+
+
+@dataclass
+class Layer:
+    """One layer of a profile.
+
+    Attributes:
+        weight_bytes: bytes of its weights, which are also those of their gradients.
+        resident_bytes: bytes that it holds for the whole step.
+        outputs: bytes of each tensor that its forward op makes, and the layers whose forward ops read it.
+        kept_bytes: bytes that its forward op keeps for its backward op; None where these are its outputs.
+        gradients: bytes of each tensor that its backward op makes, and the layers whose backward ops read it.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    weight_bytes: float
+    resident_bytes: float
+    kept_bytes: float | None = None
+    outputs: list[tuple[float, list[int]]] = field(default_factory=list)
+    gradients: list[tuple[float, list[int]]] = field(default_factory=list)
 
 
 def read_pipedream_profile(path: str | os.PathLike[str], *, kind: str) -> OpGraph:
@@ -48,11 +80,11 @@ def read_pipedream_profile(path: str | os.PathLike[str], *, kind: str) -> OpGrap
     """
     layers: list[Layer] = []
     sizes: list[float] = []
-    edges: list[tuple[str, str, str]] = []
+    named: list[tuple[str, str, str]] = []
     for number_of_line, line in enumerate(read_text(Path(path)).split("\n"), start=1):
         where = f"{path}:{number_of_line}"
         if edge := EDGE.fullmatch(line):
-            edges.append((where, edge[1], edge[2]))
+            named.append((where, edge[1], edge[2]))
         elif node := NODE.fullmatch(line):
             forward_ms, backward_ms, size, weights = (_amount(text, where) for text in node.groups()[2:])
             state = STATE_PER_WEIGHT * weights
@@ -61,14 +93,13 @@ def read_pipedream_profile(path: str | os.PathLike[str], *, kind: str) -> OpGrap
         elif line.strip():
             raise FileFormatError(f"{where}: is no node and no edge of a PipeDream profile")
     at = _numbers([layer.name for layer in layers], str(path))
-    pairs = [(_known(one, at, where), _known(other, at, where)) for where, one, other in edges]
-    before, after = neighbours(pairs, len(layers))
+    pairs = [(_known(one, at, where), _known(other, at, where)) for where, one, other in named]
+    edges = _edges(len(layers), pairs)
     for index, layer in enumerate(layers):
-        layer.outputs = [(sizes[index], after[index])]
-        if before[index]:
-            mean = sum(sizes[one] for one in before[index]) / len(before[index])
-            layer.gradients = [(mean, before[index])]
-    return layer_graph(_title(path), "pipedream", kind, layers, in_order(before, after, str(path)))
+        layer.outputs = [(sizes[index], list(edges.successors(index)))]
+        if before := list(edges.predecessors(index)):
+            layer.gradients = [(sum(sizes[one] for one in before) / len(before), before)]
+    return _layer_graph(path, "pipedream", kind, layers, edges)
 
 
 def read_piper_profile(path: str | os.PathLike[str], *, kind: str, unit_s: float = 1.0) -> OpGraph:
@@ -105,8 +136,7 @@ def read_piper_profile(path: str | os.PathLike[str], *, kind: str, unit_s: float
         layers[one].outputs.append((size, [other]))
         layers[other].gradients.append((size, [one]))
         pairs.append((one, other))
-    before, after = neighbours(pairs, len(layers))
-    return layer_graph(_title(path), "piper", kind, layers, in_order(before, after, str(path)))
+    return _layer_graph(path, "piper", kind, layers, _edges(len(layers), pairs))
 
 
 def _piper_layer(node: Mapping[str, Any], where: str, unit_s: float) -> Layer:
@@ -157,5 +187,62 @@ def _known(each: str, at: Mapping[str, int], where: str) -> int:
     return at[each]
 
 
-def _title(path: str | os.PathLike[str]) -> str:
-    return Path(path).name.partition(".")[0]
+def _edges(n_layers: int, pairs: Sequence[tuple[int, int]]) -> nx.DiGraph:
+    edges = nx.DiGraph()
+    edges.add_nodes_from(range(n_layers))
+    edges.add_edges_from(pairs)
+    return edges
+
+
+def _layer_graph(
+    path: str | os.PathLike[str], family: str, kind: str, layers: Sequence[Layer], edges: nx.DiGraph
+) -> OpGraph:
+    """Makes the op graph: forward ops with their parameters, backward ops in reverse, updates.
+
+    Args:
+        edges: the layers by index, each before those that read its outputs.
+    """
+    try:
+        order = list(nx.topological_sort(edges))
+    except nx.NetworkXUnfeasible:
+        raise FileFormatError(
+            f"{path}: its edges form a cycle; a layer reads from earlier layers only"
+        ) from None
+    ops: list[dict[str, object]] = []
+    at: dict[tuple[str, int], int] = {}
+
+    def add(layer: int, part: str, **columns: object) -> None:
+        at[part, layer] = len(ops)
+        ops.append({"name": f"{layers[layer].name}/{part}", "colocate": rank[layer], **columns})
+
+    rank = {layer: position for position, layer in enumerate(order)}
+    weighted = [layer for layer in order if layers[layer].weight_bytes]
+    for layer in order:
+        if layers[layer].weight_bytes:
+            add(layer, "weight", type="parameter", resident_bytes=layers[layer].resident_bytes)
+        state = 0.0 if layers[layer].weight_bytes else layers[layer].resident_bytes
+        add(layer, "forward", type="layer", resident_bytes=state, seconds={kind: layers[layer].forward_s})
+    for layer in reversed(order):
+        add(layer, "backward", type="layer", phase="backward", seconds={kind: layers[layer].backward_s})
+    for layer in weighted:
+        n_weights = layers[layer].weight_bytes / WEIGHT_BYTES
+        amounts = {"flops": UPDATE_FLOPS * n_weights, "bytes_moved": UPDATE_BYTES * n_weights}
+        add(layer, "update", type="sgd", phase="optimizer", **amounts)
+    tensors = [tensor for layer in order for tensor in _tensors(layer, layers[layer], at)]
+    return build_graph(Path(path).name.partition(".")[0], family, ops, tensors)
+
+
+def _tensors(
+    index: int, layer: Layer, at: Mapping[tuple[str, int], int]
+) -> list[tuple[int, float, list[int]]]:
+    forward, backward = at["forward", index], at["backward", index]
+    own = [] if layer.kept_bytes is not None else [backward]
+    found = [(forward, size, [at["forward", other] for other in to] + own) for size, to in layer.outputs]
+    if layer.kept_bytes is not None:
+        found.append((forward, layer.kept_bytes, [backward]))
+    found += [(backward, size, [at["backward", other] for other in to]) for size, to in layer.gradients]
+    if layer.weight_bytes:
+        update = at["update", index]
+        found.append((at["weight", index], layer.weight_bytes, [forward, backward, update]))
+        found.append((backward, layer.weight_bytes, [update]))
+    return found

@@ -18,23 +18,11 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 from graphs.system.errors import InputError, is_out_of_memory, shown
-from graphs.system.interrupts import SIGNALS, Handler, handled_by
+from graphs.system.interrupts import SIGNALS, handled_by
 from graphs.system.user_code import end_at_once
 
-WRONG_PATH = frozenset(
-    {
-        errno.EACCES,
-        errno.EEXIST,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ENOTEMPTY,
-        errno.EPERM,
-        errno.EROFS,
-    }
-)
+_NAMES = "EACCES EEXIST EISDIR ELOOP ENAMETOOLONG ENOENT ENOTDIR ENOTEMPTY EPERM EROFS"
+WRONG_PATH = frozenset(getattr(errno, name) for name in _NAMES.split())
 """Error numbers of a path that was wrong from the start; all others happen to a right one."""
 RESUMABLE = "interrupted; run the same command again to resume"
 """Message where an interrupt ends work that the same command resumes."""
@@ -66,7 +54,14 @@ def run_command(name: str, work: Callable[[], int], *, interrupted: str = "inter
     Returns:
         What the work returned; 2 where the input is wrong, 1 for any other error.
     """
-    with _lasting_streams(), handled_by(_leave(name)):
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        """Ends the process; the code that runs may be anybody's, and catch any exception."""
+        with suppress(OSError):
+            os.write(2, f"{name}: interrupted before it began\n".encode())
+        end_at_once(1)
+
+    with _lasting_streams(), handled_by(leave):
         try:
             code = work()
             sys.stdout.flush()
@@ -123,7 +118,7 @@ def _report(error: Exception) -> str:
     import tempfile
     import traceback
 
-    kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    kind = f"{type(error).__name__}: {error}".removesuffix(": ")
     text = f"{shlex.join(sys.argv)}\nPython {sys.version}\n\n{''.join(traceback.format_exception(error))}"
     try:
         with tempfile.NamedTemporaryFile(
@@ -134,16 +129,6 @@ def _report(error: Exception) -> str:
         print(text, file=sys.stderr)
         return f"an error in the program: {kind}; please report it with the lines above"
     return f"an error in the program: {kind}; please report it with {file.name}"
-
-
-def _leave(name: str) -> Handler:
-    def leave(number: int, frame: FrameType | None) -> None:
-        """Ends the process; the code that runs may be anybody's, and catch any exception."""
-        with suppress(OSError):
-            os.write(2, f"{name}: interrupted before it began\n".encode())
-        end_at_once(1)
-
-    return leave
 
 
 @contextmanager
@@ -201,28 +186,19 @@ class _LastingStream:
 @contextmanager
 def _lasting_streams() -> Iterator[None]:
     """Keeps a command running when nobody reads what it prints; a result that a disk refuses is an error."""
-    _open_closed_descriptors()
+    # What the shell closed (`2>&-`) is opened, as the next file that is opened would take its place.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < N_STREAMS:
+        pass
+    os.close(descriptor)
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         # Python has no stream, but None, for a descriptor that the shell closed.
         out, error = sys.stdout or nowhere, sys.stderr or nowhere
-        _replace_unencodable(out)
+        if isinstance(out, io.TextIOWrapper) and out.errors == "strict":
+            out.reconfigure(errors="replace")  # `?` for what its encoding lacks, as Python does for stderr
         sys.stdout = cast("TextIO", _LastingStream(out, nowhere, (BrokenPipeError,)))
         sys.stderr = cast("TextIO", _LastingStream(error, nowhere, (OSError, ValueError)))
         try:
             yield
         finally:
             sys.stdout, sys.stderr = before
-
-
-def _replace_unencodable(stream: TextIO) -> None:
-    """Makes a stream print `?` for a character that its encoding lacks; Python does so for stderr only."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-        stream.reconfigure(errors="replace")
-
-
-def _open_closed_descriptors() -> None:
-    """Opens what the shell closed (`2>&-`), as the next file that is opened would take its place."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < N_STREAMS:
-        pass
-    os.close(descriptor)

@@ -1,6 +1,7 @@
-"""Checks of parsed JSON values: an error says where, what is there and what is expected.
+"""Checks of parsed JSON values: each returns the value, or raises `FileFormatError`.
 
-Unknown keys are errors, booleans are not numbers, and strings are printable.
+The error says where, what is there and what is expected. Unknown keys are errors, booleans are not numbers,
+and strings are printable.
 """
 
 from __future__ import annotations
@@ -29,11 +30,8 @@ def fields(
     """Check that a value is an object with all `required` keys and no key beyond `optional`.
 
     Args:
-        where: begins the message of any error.
+        where: begins the message of any error, which names all missing keys.
         format: what the key `format` must hold; it is checked first, as another format has other keys.
-
-    Raises:
-        FileFormatError: the value is no such object. The message names all missing keys.
     """
     if not isinstance(value, Mapping):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
@@ -53,11 +51,7 @@ def fields(
 
 
 def text(value: object, where: str) -> str:
-    """Check that a value is a printable string: it may be printed in a table or on a terminal.
-
-    Raises:
-        FileFormatError: it is another value.
-    """
+    """Check that a value is a printable string: it may be printed in a table or on a terminal."""
     if not isinstance(value, str):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected a string")
     if not value.isprintable():
@@ -66,22 +60,14 @@ def text(value: object, where: str) -> str:
 
 
 def name(value: object, where: str) -> str:
-    """Check that a value is a printable string of at least one character.
-
-    Raises:
-        FileFormatError: it is another value.
-    """
+    """Check that a value is a printable string of at least one character."""
     if not text(value, where):
         raise FileFormatError(f"{where}: is empty; expected a name")
     return str(value)
 
 
 def number(value: object, where: str) -> float:
-    """Check that a value is a finite number, integer or not; numpy's are numbers too.
-
-    Raises:
-        FileFormatError: it is another value.
-    """
+    """Check that a value is a finite number, integer or not; numpy's are numbers too."""
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected a number")
     try:
@@ -95,11 +81,7 @@ def number(value: object, where: str) -> float:
 
 
 def integer(value: object, where: str) -> int:
-    """Check that a value is an integer, Python's or numpy's, of at most `MAX_INTEGER` in size; 1.0 is not.
-
-    Raises:
-        FileFormatError: it is another value.
-    """
+    """Check that a value is an integer, Python's or numpy's, of at most `MAX_INTEGER` in size; 1.0 is not."""
     if type(value) is not int:
         if not isinstance(value, np.integer):
             raise FileFormatError(f"{where}: is {quoted(value)}; expected an integer")
@@ -110,11 +92,7 @@ def integer(value: object, where: str) -> int:
 
 
 def array(value: object, where: str) -> list[Any]:
-    """Check that a value is an array.
-
-    Raises:
-        FileFormatError: it is another value.
-    """
+    """Check that a value is an array."""
     if not isinstance(value, list):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an array")
     return value

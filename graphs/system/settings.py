@@ -46,14 +46,7 @@ class Option:
 
 
 def option(default: Any, help: str, *, group: str, default_text: str = "", **rules: Any) -> Any:
-    """Makes a dataclass field that is a setting.
-
-    Args:
-        help: one phrase for the command line's help.
-        group: heading of the help under which the flag stands.
-        default_text: how the help describes the default, where its value says too little.
-        rules: `least`, `above`, `most`, `choices`, `some`, `metavar`, `without_value` of `Option`.
-    """
+    """Makes a dataclass field that is a setting; `default_text` and the others are as `Option` has them."""
     return field(default=default, metadata={OPTION: Option(help, group, default=default_text, **rules)})
 
 

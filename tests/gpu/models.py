@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families import bert, gpt, inception, llama, moe, resnet, t5, vit
+from graphs.families import experts, images, t5, text
+from graphs.families.layers import Sizes
 
 Model = tuple[nn.Module, tuple[Tensor, ...]]
 WORDS, CLASSES, SIDE = 8192, 100, 64
@@ -18,7 +19,7 @@ def words(*shape: int) -> Tensor:
     return torch.randint(WORDS, shape)
 
 
-def images(batch: int) -> tuple[Tensor, Tensor]:
+def pictures(batch: int) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 3, SIDE, SIDE), torch.randint(CLASSES, (batch,))
 
 
@@ -57,39 +58,35 @@ def _recurrent() -> Model:
 
 
 def _resnet() -> Model:
-    return resnet.build(resnet.Config("bottleneck", (2, 2, 2, 2), 64, 1, False), CLASSES), images(64)
+    return images.resnet(
+        "bottleneck", (2, 2, 2, 2), 64, branches=1, squeeze=False, classes=CLASSES
+    ), pictures(64)
 
 
 def _inception() -> Model:
     stages = (((0, 2), (1, 3)), ((0, 1, 4), (2, 3)))
-    return inception.build(inception.Config(stages, width=64), CLASSES), images(64)
+    return images.inception(stages, width=64, classes=CLASSES), pictures(64)
 
 
 def _vit() -> Model:
-    return vit.build(vit.Config(6, 1, 512, 8, SIDE, 8, joint=True, fused=True), CLASSES), images(64)
+    patches = images.Patches(SIDE, 8, 512)
+    return images.vit(patches, 6, 8, branches=1, classes=CLASSES, joint=True, fused=True), pictures(64)
 
 
 def _bert() -> Model:
-    config = bert.Config(4, 512, 8, 128, WORDS, fused=True, dropout=0.0, sentence_head=True)
-    masked = torch.randperm(32 * 128)[:512]
-    return bert.MaskedWordModel(config), (
-        words(32, 128),
-        torch.randint(2, (32, 128)),
-        masked,
-        words(512),
-        torch.randint(2, (32,)),
-    )
+    model = text.MaskedWordModel(Sizes(4, 512, 8, 128, WORDS), fused=True, dropout=0.0, sentence_head=True)
+    segments, masked = torch.randint(2, (32, 128)), torch.randperm(32 * 128)[:512]
+    return model, (words(32, 128), segments, masked, words(512), torch.randint(2, (32,)))
 
 
 def _gpt() -> Model:
-    kinds = {"parallel": False, "joint": True, "fused": True, "gated": False, "tied": True}
-    config = gpt.Config(6, 768, 12, 256, WORDS, **kinds)
-    return gpt.LanguageModel(config), (words(16, 256), words(16, 256))
+    sizes = Sizes(6, 768, 12, 256, WORDS)
+    model = text.gpt(sizes, parallel=False, joint=True, fused=True, gated=False, tied=True)
+    return model, (words(16, 256), words(16, 256))
 
 
 def _llama() -> Model:
-    config = llama.Config(layers=4, width=1024, inner=2816, heads=16, vocabulary=WORDS)
-    return llama.LanguageModel(config), (words(8, 256), words(8, 256))
+    return text.Llama(4, 1024, inner=2816, heads=16, vocabulary=WORDS), (words(8, 256), words(8, 256))
 
 
 def _t5() -> Model:
@@ -98,9 +95,9 @@ def _t5() -> Model:
 
 
 def _moe() -> Model:
-    sizes = (4, 2, 512, 1024, 8, 128, WORDS)
-    config = moe.Config(*sizes, experts=4, top=2, capacity=1.0, shared=True, gated=True)
-    return moe.LanguageModel(config), (words(16, 128), words(16, 128))
+    sizes = Sizes(4, 512, 8, 128, WORDS)
+    config = experts.Config(sizes, 2, 1024, experts=4, top=2, capacity=1.0, shared=True, gated=True)
+    return experts.ExpertModel(config), (words(16, 128), words(16, 128))
 
 
 MODELS: dict[str, Callable[[], Model]] = {

@@ -1,4 +1,6 @@
-"""The model families: contracts every family keeps, and what their small models compute."""
+"""The model families and the large models: contracts that all keep, and what their small models compute."""
+
+from __future__ import annotations
 
 import subprocess
 import sys
@@ -8,22 +10,22 @@ import pytest
 import torch
 
 from graphs.families import (
+    DRAWERS,
     FAMILIES,
     FamilyError,
     cifar10,
     draw,
     family,
     gnn,
-    gpt,
-    inception,
-    ptb,
+    images,
+    large,
+    layers,
     randwire,
-    resnet,
+    recurrent,
     ssm,
     t5,
-    transformer,
+    text,
 )
-from graphs.families.registry import DRAWERS
 from tests.envs.runtime.small_models import make
 
 LOSSES = {"cifar10": 2.026395917, "ptb": 2.399596113, "nmt": 2.523853769, "resnet": 0.07900209214}
@@ -67,13 +69,6 @@ def test_a_small_model_of_a_family_has_the_loss_of_before(name: str) -> None:
     assert module(*inputs).item() == pytest.approx(LOSSES[name], rel=1e-8)
 
 
-def test_every_family_has_as_many_draws_as_the_study_needs() -> None:
-    assert all(FAMILIES[name] >= 32 for name in ("cifar10", "ptb", "nmt"))
-    assert all(12 <= FAMILIES[name] <= 16 for name in ("resnet", "inception", "gpt", "bert", "vit", "moe"))
-    assert all(FAMILIES[name] == 14 for name in ("ssm", "gnn", "t5", "switch"))
-    assert FAMILIES["randwire"] >= 32
-
-
 def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
     with pytest.raises(FamilyError, match=r"^unknown family 'lstm'; use one of cifar10, ptb, nmt, .*switch$"):
         draw("lstm", 0)
@@ -84,7 +79,7 @@ def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
 def test_every_family_has_a_drawer_and_a_name_is_refused_twice() -> None:
     assert set(DRAWERS) == set(FAMILIES)
     with pytest.raises(FamilyError, match="family 'gpt' is registered twice"):
-        family("gpt")(gpt.draw)
+        family("gpt")(text.draw_gpt)
     with pytest.raises(
         FamilyError, match="family 'mlp': its number of graphs is not known; add it to FAMILIES"
     ):
@@ -124,8 +119,8 @@ def test_randwire_draws_every_kind_of_network_and_wirings_of_several_sources() -
 
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_stepwise_and_joint_losses_of_ptb_agree(stepwise: bool) -> None:
-    config = ptb.Config((0, 1), ("tanh", "relu", "tanh"), 4, 7, tied=True, stepwise=False)
-    model = ptb.LanguageModel(config)
+    cell = recurrent.RecurrentCell((0, 1), ("tanh", "relu", "tanh"), 4)
+    model = recurrent.RecurrentModel(cell, 7, tied=True, stepwise=False)
     words = torch.randint(7, (5, 3))
     expected = model(words, words, torch.zeros(3, 4))
     model.stepwise = stepwise
@@ -135,17 +130,16 @@ def test_stepwise_and_joint_losses_of_ptb_agree(stepwise: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck", "grouped"])
 def test_a_resnet_has_one_block_per_depth_and_a_32nd_of_the_side(kind: str) -> None:
-    network = resnet.build(resnet.Config(kind, (1, 2, 1, 1), 32, branches=2, squeeze=True), 7)
-    blocks = [module for module in network.modules() if isinstance(module, resnet.Block)]
+    network = images.resnet(kind, (1, 2, 1, 1), 32, branches=2, squeeze=True, classes=7)
+    blocks = [module for module in network.modules() if isinstance(module, images.Block)]
     assert len(blocks) == 5
     expansion = 1 if kind == "basic" else 4
     assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 32 * 8 * expansion, 2, 2)
 
 
 def test_an_inception_block_has_a_branch_per_kind_and_a_pooling_branch() -> None:
-    config = inception.Config((((0, 4, 6), (2,)), ((1, 3),)), width=8)
-    network = inception.build(config, 7)
-    branches = [module for module in network.modules() if isinstance(module, inception.Branches)]
+    network = images.inception([[[0, 4, 6], [2]], [[1, 3]]], width=8, classes=7)
+    branches = [module for module in network.modules() if isinstance(module, images.Branches)]
     assert [len(block.branches) for block in branches] == [4, 2, 3, 3]
     assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 12 * 3, 8, 8)
 
@@ -153,7 +147,7 @@ def test_an_inception_block_has_a_branch_per_kind_and_a_pooling_branch() -> None
 @pytest.mark.parametrize("causal", [False, True])
 def test_fused_and_explicit_attention_agree(causal: bool) -> None:
     x = torch.randn(2, 5, 8)
-    attention = transformer.Attention(8, 2, causal=causal, joint=False, fused=False)
+    attention = layers.Attention(8, 2, causal=causal, joint=False, fused=False)
     expected = attention(x)
     attention.fused = True
     torch.testing.assert_close(attention(x), expected)
@@ -161,9 +155,7 @@ def test_fused_and_explicit_attention_agree(causal: bool) -> None:
 
 def test_ssm_draws_have_attention_between_in_some_and_one_chunk_in_others() -> None:
     modules = [draw("ssm", seed)[0] for seed in range(FAMILIES["ssm"])]
-    attends = [
-        any(isinstance(part, transformer.Attention) for part in module.modules()) for module in modules
-    ]
+    attends = [any(isinstance(part, layers.Attention) for part in module.modules()) for module in modules]
     assert 1 <= sum(attends) < len(modules)
     scans = [part for module in modules for part in module.modules() if isinstance(part, ssm.SelectiveScan)]
     assert {scan.chunks for scan in scans} == {1, 2, 4, 8}
@@ -183,3 +175,45 @@ def test_t5_tells_near_distances_apart_and_far_ones_roughly() -> None:
     both = t5.relative_buckets(200, 200, causal=False, device=torch.device("cpu"))
     assert both[100, [100, 99, 93, 0]].tolist() == [0, 1, 7, 15]
     assert torch.equal(both.tril(-1).T.triu(1), (both - 16).triu(1))
+
+
+@pytest.mark.parametrize(("model", "parameters"), [("gpt2_xl", 1_557_611_200), ("llama_7b", 6_738_415_616)])
+def test_a_published_model_has_its_published_number_of_parameters(model: str, parameters: int) -> None:
+    module, inputs = getattr(large, model)()
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+    assert all(tensor.is_meta for tensor in (*module.parameters(), *inputs))
+
+
+def test_the_sequence_model_has_eight_layers_each_way() -> None:
+    module, (source, *_) = large.seq2seq()
+    assert (len(module.encoder.cells), len(module.decoder.cells), len(source)) == (8, 8, 78)
+
+
+def test_rms_norm_divides_by_the_root_mean_square() -> None:
+    normed = layers.RMSNorm(2)(torch.tensor([[3.0, 4.0]]))
+    assert normed.tolist()[0] == pytest.approx([3.0 / 12.5**0.5, 4.0 / 12.5**0.5])
+
+
+def test_a_turned_product_depends_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(8), torch.randn(8)
+    speed = text.ROTARY_BASE ** (-torch.arange(4) / 4)
+
+    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
+        angle = (position * speed).repeat(2)
+        return x * angle.cos() + text._half_turned(x) * angle.sin()
+
+    near = turned(query, 5) @ turned(key, 2)
+    assert near.item() == pytest.approx((turned(query, 25) @ turned(key, 22)).item(), rel=1e-4)
+    assert near.item() != pytest.approx((turned(query, 5) @ turned(key, 3)).item(), rel=1e-2)
+
+
+def test_a_word_does_not_see_later_ones() -> None:
+    torch.manual_seed(0)
+    model = text.Llama(layers=2, width=16, inner=24, heads=2, vocabulary=11)
+    words = torch.randint(11, (1, 6))
+    changed = words.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % 11
+    logits, others = model.logits(words), model.logits(changed)
+    assert torch.allclose(logits[:, :-1], others[:, :-1], atol=1e-6)
+    assert not torch.allclose(logits[:, -1], others[:, -1])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs.op_graph import OpGraph, build_graph
-from graphs.orders import ORDERS, OrderError, VisitOrder, nominal_op_s, order
+from graphs.orders import ORDERS, OrderError, nominal_op_s
 
 SEED = 7
 PROGRAM_ORDERS = {"topo", "reversed-topo"}
@@ -74,16 +74,6 @@ def test_unknown_order_lists_the_known() -> None:
         OrderError, match=r"unknown order 'dfs'; use one of topo, reversed-topo, dfs-preorder"
     ):
         ORDERS["dfs"]
-
-
-def test_a_name_is_refused_twice() -> None:
-    with pytest.raises(OrderError, match="order 'topo' is registered twice; choose another name"):
-
-        @order
-        def topo(graph: OpGraph) -> VisitOrder:
-            return np.flatnonzero(graph.is_compute)
-
-    assert names(hand_made(), "topo") == "dbacfe"
 
 
 def test_all_orders_are_there() -> None:

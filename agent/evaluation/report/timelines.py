@@ -15,7 +15,7 @@ from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.simulate import StepTime
-from graphs.graph_rules import PHASES
+from graphs.graph_columns import PHASES
 from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from envs.placement.env import Observations, PlacementEnv
 from envs.placement.observation.features import COLUMN, FEATURE_BOUND
 from envs.problem import Problem
-from graphs.graph_columns import Csr
-from graphs.graph_rules import PHASES
+from graphs.graph_columns import PHASES, Csr
 from graphs.system.array_types import FloatArray, IntArray
 
 OP_FEATURES = (

@@ -12,7 +12,7 @@ from agent.evaluation.run import evaluate, open_folder
 from agent.placers.base import Budget
 from graphs.system.command_line import interruptible
 from graphs.system.errors import InputError
-from graphs.system.journal import JournalError
+from graphs.system.json_files import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 
 

@@ -12,7 +12,7 @@ from agent.evaluation.run import Refresher, evaluate
 from agent.placers.base import PLACERS, Budget
 from agent.placers.improvements import MOST, Improvement, Improvements
 from envs.problem import Problem
-from graphs.system.journal import JournalError
+from graphs.system.json_files import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph
 

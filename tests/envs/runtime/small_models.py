@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,27 +13,13 @@ from torch import Tensor, nn
 
 from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.loss import find_loss
-from graphs.families import (
-    bert,
-    cifar10,
-    gnn,
-    gpt,
-    inception,
-    llama,
-    moe,
-    nmt,
-    ptb,
-    randwire,
-    resnet,
-    ssm,
-    switch,
-    t5,
-    vit,
-)
+from graphs.families import cifar10, experts, gnn, images, randwire, recurrent, ssm, t5, text
+from graphs.families.layers import Sizes
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 
 WORDS, CLASSES, SIDE = 11, 7, 32
+SIZES = Sizes(2, 16, 2, 6, WORDS)
 
 INPUTS = (torch.tensor([[1, 2, 2], [3, 0, 4]]),)
 
@@ -62,45 +49,46 @@ def words(*shape: int) -> Tensor:
     return torch.randint(WORDS, shape)
 
 
-def images(batch: int) -> tuple[Tensor, Tensor]:
+def pictures(batch: int) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 3, SIDE, SIDE), torch.randint(CLASSES, (batch,))
 
 
 def _cifar10() -> Model:
     cell = cifar10.draw_cell(np.random.default_rng(0), 3)
-    network = cifar10.Network(cifar10.Config(cell, cell, (1, 1), channels=4, twice=False))
-    return cifar10.Classifier(network, network.channels, CLASSES), images(4)
+    network = cifar10.Network(cell, cell, (1, 1), channels=4, twice=False)
+    return cifar10.Classifier(network, network.channels, CLASSES), pictures(4)
 
 
 def _ptb() -> Model:
-    config = ptb.Config((0, 1), ("tanh", "relu", "tanh"), 8, WORDS, tied=True, stepwise=True)
-    return ptb.LanguageModel(config), (words(3, 4), words(3, 4), torch.zeros(4, 8))
+    cell = recurrent.RecurrentCell((0, 1), ("tanh", "relu", "tanh"), 8)
+    model = recurrent.RecurrentModel(cell, WORDS, tied=True, stepwise=True)
+    return model, (words(3, 4), words(3, 4), torch.zeros(4, 8))
 
 
 def _nmt() -> Model:
-    config = nmt.Config(2, 8, WORDS, "additive", input_feeding=True, bidirectional=True, residual=True)
-    return nmt.Translator(config), (words(3, 4), words(2, 4), words(2, 4), torch.zeros(4, 8))
+    kinds = {"input_feeding": True, "bidirectional": True, "residual": True}
+    model = recurrent.Translator(recurrent.TranslatorConfig(2, 8, WORDS, "additive", **kinds))
+    return model, (words(3, 4), words(2, 4), words(2, 4), torch.zeros(4, 8))
 
 
 def _bert() -> Model:
-    config = bert.Config(2, 16, 2, 6, WORDS, fused=False, dropout=0.0, sentence_head=True)
     segments, masked = torch.randint(2, (3, 6)), torch.tensor([2, 7, 11])
-    return bert.MaskedWordModel(config), (words(3, 6), segments, masked, words(3), torch.randint(2, (3,)))
+    model = text.MaskedWordModel(SIZES, fused=False, dropout=0.0, sentence_head=True)
+    return model, (words(3, 6), segments, masked, words(3), torch.randint(2, (3,)))
 
 
 def _moe() -> Model:
-    config = moe.Config(2, 1, 16, 32, 2, 6, WORDS, experts=4, top=2, capacity=1.0, shared=True, gated=True)
-    return moe.LanguageModel(config), (words(2, 6), words(2, 6))
+    config = experts.Config(SIZES, 1, 32, experts=4, top=2, capacity=1.0, shared=True, gated=True)
+    return experts.ExpertModel(config), (words(2, 6), words(2, 6))
 
 
 def _gpt() -> Model:
-    config = gpt.Config(2, 16, 2, 6, WORDS, parallel=True, joint=False, fused=True, gated=True, tied=True)
-    return gpt.LanguageModel(config), (words(2, 6), words(2, 6))
+    model = text.gpt(SIZES, parallel=True, joint=False, fused=True, gated=True, tied=True)
+    return model, (words(2, 6), words(2, 6))
 
 
 def _llama() -> Model:
-    config = llama.Config(layers=2, width=16, inner=24, heads=2, vocabulary=WORDS)
-    return llama.LanguageModel(config), (words(2, 6), words(2, 6))
+    return text.Llama(2, 16, inner=24, heads=2, vocabulary=WORDS), (words(2, 6), words(2, 6))
 
 
 def _randwire() -> Model:
@@ -110,14 +98,15 @@ def _randwire() -> Model:
 
 
 def _ssm() -> Model:
-    config = ssm.Config(4, 64, 2, 4, 6, 2, 4, WORDS, attention_every=4, feed_forward=True)
-    return ssm.LanguageModel(config), (words(2, 6), words(2, 6))
+    sizes = Sizes(4, 64, 2, 6, WORDS)
+    model = ssm.state_space_model(sizes, states=4, chunks=2, attention_every=4, feed_forward=True)
+    return model, (words(2, 6), words(2, 6))
 
 
 def _gnn() -> Model:
-    config = gnn.Config(tuple(gnn.KINDS), 2, inputs=5, width=8, classes=CLASSES, all_layers=True)
     edges = torch.randint(6, (2, 9)), torch.randint(6, (2, 4))
-    return gnn.NodeClassifier(config), (torch.randn(6, 5), torch.randint(CLASSES, (6,)), *edges)
+    model = gnn.NodeClassifier(tuple(gnn.KINDS), 2, inputs=5, width=8, classes=CLASSES, all_layers=True)
+    return model, (torch.randn(6, 5), torch.randint(CLASSES, (6,)), *edges)
 
 
 def _t5() -> Model:
@@ -126,23 +115,24 @@ def _t5() -> Model:
 
 
 def _switch() -> Model:
-    sizes, kinds = (2, 1, 16, 32, 2, 6, WORDS, 4, 2, 1.0), (False, False)
-    model = moe.LanguageModel(switch.Config(*sizes, *kinds, joint=False, einsum=True), switch.SwitchLayer)
-    by_indices = switch.Config(*sizes, *kinds, joint=True, einsum=False)
-    model.blocks[1].experts = switch.SwitchLayer(by_indices)
+    config = experts.Config(SIZES, 1, 32, experts=4, top=2, capacity=1.0, einsum=True)
+    model = experts.ExpertModel(config, experts.SwitchLayer)
+    by_indices = replace(config, joint=True, einsum=False)
+    model.blocks[1].experts = experts.SwitchLayer(by_indices)
     return model, (words(2, 6), words(2, 6))
 
 
 def _resnet() -> Model:
-    return resnet.build(resnet.Config("grouped", (1, 1), 32, branches=2, squeeze=True), CLASSES), images(2)
+    return images.resnet("grouped", (1, 1), 32, branches=2, squeeze=True, classes=CLASSES), pictures(2)
 
 
 def _inception() -> Model:
-    return inception.build(inception.Config((((0, 4),), ((1, 3),)), width=8), CLASSES), images(2)
+    return images.inception([[[0, 4]], [[1, 3]]], width=8, classes=CLASSES), pictures(2)
 
 
 def _vit() -> Model:
-    return vit.build(vit.Config(2, 2, 16, 2, SIDE, 16, joint=True, fused=True), CLASSES), images(2)
+    patches = images.Patches(SIDE, 16, 16)
+    return images.vit(patches, 2, 2, branches=2, classes=CLASSES, joint=True, fused=True), pictures(2)
 
 
 MODELS: dict[str, Callable[[], Model]] = {

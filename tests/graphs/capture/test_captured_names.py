@@ -1,5 +1,8 @@
-"""Names that cannot be printed are escaped, and stay distinct."""
+"""Captured ops have names that can be printed, the line of code that ran them, and the shape they make."""
 
+from __future__ import annotations
+
+import inspect
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from graphs.capture.capture import capture
+from graphs.identity import content_hash
 from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
+from graphs.op_graph import OpGraph
 from graphs.system.errors import printable
 
 
@@ -39,3 +44,60 @@ def test_names_that_are_escaped_alike_stay_distinct() -> None:
         r"a\nb.weight",
         r"a\nb.weight_1",
     ]
+
+
+class Doubled(nn.Module):
+    """A linear layer and a product, each on a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return (y * y).sum()
+
+
+FIRST = inspect.getsourcelines(Doubled.forward)[1]
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    return capture(Doubled(), torch.randn(2, 3), sources=True)
+
+
+def line_of(graph: OpGraph, name: str) -> int:
+    path, _, number = graph.sources[graph.op_names.index(name)].rpartition(":")
+    assert path.endswith("test_captured_names.py")
+    assert not path.startswith("/")
+    return int(number) - FIRST
+
+
+def test_an_op_has_the_line_of_the_module_that_called_torch(graph):
+    assert line_of(graph, "linear/addmm") == 1
+    assert line_of(graph, "mul") == line_of(graph, "sum") == 2
+
+
+def test_a_backward_op_has_the_line_of_its_forward_op(graph):
+    assert line_of(graph, "gradients/linear/mm") == 1
+    assert line_of(graph, "gradients/mul") == 2
+
+
+def test_an_op_has_the_shape_that_it_makes(graph):
+    shape_of = dict(zip(graph.op_names, graph.shapes, strict=True))
+    assert shape_of["linear/addmm"] == shape_of["mul"] == (2, 5)
+    assert shape_of["sum"] == ()
+    assert shape_of["linear.weight"] == (5, 3)
+
+
+def test_sources_and_shapes_change_nothing_else(graph):
+    plain = capture(Doubled(), torch.randn(2, 3))
+    assert set(plain.sources) == {""}
+    assert set(plain.shapes) == {None}
+    assert content_hash(plain) == content_hash(graph)
+    assert not any({"source", "shape"} & op.keys() for op in graph_to_json(plain)["ops"])
+
+
+def test_modules_of_torch_alone_have_no_line():
+    graph = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(2, 3), sources=True)
+    assert set(graph.sources) == {""}

@@ -7,15 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from graphs.capture.capture import capture
-from graphs.capture.optimizers import OPTIMIZERS
-from graphs.op_graph import OpGraph
-from graphs.step_settings import OPTIMIZER_NAMES
+from graphs.step_settings import OPTIMIZERS
+from tests.graphs.capture.capture_cases import op
 
 ROWS, WIDTH = 1000, 8
-
-
-def op(graph: OpGraph, name: str) -> int:
-    return graph.op_names.index(name)
 
 
 CLASSES = {
@@ -24,10 +19,6 @@ CLASSES = {
     "adamw": torch.optim.AdamW,
     "adafactor": torch.optim.Adafactor,
 }
-
-
-def test_the_command_line_knows_every_optimizer() -> None:
-    assert tuple(OPTIMIZERS) == OPTIMIZER_NAMES
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

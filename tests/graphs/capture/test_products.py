@@ -13,18 +13,10 @@ from torch import Tensor, nn
 from agent import place
 from graphs.capture.capture import capture
 from graphs.capture.op_arithmetic import tensor_dtype
-from graphs.graph_rules import DTYPES
+from graphs.graph_columns import DTYPES
+from tests.graphs.capture.capture_cases import Once
 
 FP8, FP8_WIDE, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
-
-
-class Apply(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,7 +24,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def product_of(function: Callable[..., Any], *inputs: Tensor) -> tuple[str, list[int], float]:
-    graph = capture(Apply(function), inputs, training=False, notify=pytest.fail)
+    graph = capture(Once(function), inputs, training=False, notify=pytest.fail)
     (op,) = (op for op in range(graph.n_ops) if graph.gemm[op].any())
     return graph.dtypes[op], graph.gemm[op].tolist(), float(graph.flops[op])
 
@@ -147,7 +139,7 @@ def test_all_types_of_floats_have_a_dtype_or_are_named() -> None:
     packed = torch.zeros(128, 64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     lines: list[str] = []
     inputs = (packed, packed, zeros(1024, dtype=FP8), zeros(1024, dtype=FP8))
-    graph = capture(Apply(scaled), inputs, training=False, notify=lines.append, name="m")
+    graph = capture(Once(scaled), inputs, training=False, notify=lines.append, name="m")
     assert lines == [
         "model 'm': torch.float4_e2m1fn_x2 is no type that the cost model knows; it is costed as fp8"
     ]
@@ -157,7 +149,7 @@ def test_all_types_of_floats_have_a_dtype_or_are_named() -> None:
 def test_devices_without_a_peak_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     for cluster, is_said in (("4xh100-sxm5", False), ("4xv100", True)):
         _, _, function, *inputs = PRODUCTS["fp8"]
-        place(Apply(function), inputs, cluster=cluster, placer="single", budget=2, training=False)
+        place(Once(function), inputs, cluster=cluster, placer="single", budget=2, training=False)
         said = capsys.readouterr().err
         assert (
             "v100 has no peak for fp8; such ops are costed at that of fp16, else of fp32" in said

@@ -13,7 +13,7 @@ import envs.cluster.files as cluster_files
 import envs.placements.files as placement_files
 from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER_PER
 from envs.simulator.checked import simulate
-from graphs import graph_columns, graph_rules, limits, op_records
+from graphs import graph_columns, limits, op_records
 from graphs.io import graph_files
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 
@@ -111,8 +111,8 @@ def defaults(heading: str) -> dict[str, Any]:
 def test_choices_are_all_named() -> None:
     rows = {heading: table(text) for heading, text in sections().items()}
     for choices, row in (
-        (graph_rules.PHASES, rows["Op"]["phase"]),
-        (graph_rules.DTYPES, rows["Op"]["dtype"]),
+        (graph_columns.PHASES, rows["Op"]["phase"]),
+        (graph_columns.DTYPES, rows["Op"]["dtype"]),
         (graph_columns.SOURCE_TYPES, rows["Op"]["type"]),
         (SCHEDULES, rows["Cluster"]["schedule"]),
         (SHARING, rows["Links"]["sharing"]),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs.graph_rules import GraphError
+from graphs.graph_columns import GraphError
 from graphs.io.graph_files import graph_from_json, graph_to_json
 from graphs.limits import MAX_BYTES, MAX_FLOPS
 from graphs.op_graph import build_graph

@@ -1,4 +1,4 @@
-"""Whatever a command runs into is one line on stderr and an exit code."""
+"""Whatever a command runs into is one line on stderr and an exit code; some signals wait."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from graphs.system.command_line import NO_MEMORY, interruptible, run_command
 from graphs.system.errors import InputError
+from graphs.system.interrupts import SIGNALS, interrupts_put_off
 
 
 def failing(error: BaseException) -> Callable[[], int]:
@@ -133,3 +135,45 @@ def test_an_interrupt_that_a_callback_swallows_comes_again(capsys: pytest.Captur
 
     assert run_command("tool.py", work) == 1
     assert capsys.readouterr().err == "tool.py: interrupted\n"
+
+
+@pytest.fixture
+def raising_handlers() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def interrupted(number: signal.Signals, done: list[str], *, fails: bool) -> None:
+    with interrupts_put_off():
+        signal.raise_signal(number)
+        done.append("the rest")
+        if fails:
+            raise ValueError
+
+
+@pytest.mark.usefixtures("raising_handlers")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_handled_after_the_block_whether_it_fails_or_not(
+    number: signal.Signals, fails: bool
+) -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(number, done, fails=fails)
+    assert done == ["the rest"]
+    assert all(signal.getsignal(each) is signal.default_int_handler for each in SIGNALS)
+
+
+def test_another_thread_just_runs_the_block() -> None:
+    done: list[str] = []
+
+    def run() -> None:
+        with interrupts_put_off():
+            done.append("run")
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done == ["run"]

@@ -12,7 +12,7 @@ import pytest
 
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
-from graphs.system.plugins import VARIABLE, PluginError, load_plugins, look_in
+from graphs.system.registry import VARIABLE, PluginError, load_plugins, look_in
 from tests.faults.processes import EVALUATE, TRAIN, Command
 
 ROOT = Path(__file__).parents[3]
@@ -20,7 +20,7 @@ PLUGIN = """
 import numpy as np
 import torch
 from agent.placers.base import placer
-from graphs.families.registry import FAMILIES, family
+from graphs.families import FAMILIES, family
 from graphs.orders import order, topo
 
 FAMILIES.register("of-mine", 1)
@@ -59,15 +59,6 @@ def graph_file(folder: Path) -> Path:
     graph = build_graph("chain", "", ops, [(index, 1e3, [index + 1]) for index in range(5)])
     write_graphs(folder / "graph.json", [graph])
     return folder / "graph.json"
-
-
-def test_a_plugins_placer_is_known_to_worker_processes(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
-    asked = [str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py", "--seeds", "2", "--jobs", "2"]
-    done = run(tmp_path, *asked)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
 
 
 def test_the_graphs_of_a_plugins_family_are_captured_where_they_are_needed(tmp_path: Path) -> None:
@@ -124,7 +115,7 @@ def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists()
 
 
-def test_files_beside_a_plugin_hide_no_library(tmp_path: Path) -> None:
+def test_worker_processes_know_a_plugins_placer_and_files_beside_it_hide_no_library(tmp_path: Path) -> None:
     """The folder contains the path separator too, and files that are named as modules of libraries."""
     folder = tmp_path / f"a{os.pathsep}b"
     folder.mkdir()
@@ -141,7 +132,7 @@ def test_files_beside_a_plugin_hide_no_library(tmp_path: Path) -> None:
 
 def test_the_environment_names_plugins(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
-    code = "from graphs.families.registry import FAMILIES; print(FAMILIES['of-mine'])"
+    code = "from graphs.families import FAMILIES; print(FAMILIES['of-mine'])"
     done = run(tmp_path, "-c", code, PLACEWALK_PLUGINS="mine.py")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 

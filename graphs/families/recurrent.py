@@ -1,12 +1,13 @@
-"""Sequence-to-sequence LSTMs with attention, one cell per layer and time step.
+"""Recurrent models, unrolled over time: language models of random cells, and translators of LSTM cells.
 
-Sources: Bahdanau et al. 2015 (arXiv 1409.0473) and Luong et al. 2015 (arXiv 1508.04025) for the attention,
-Wu et al. 2016 (arXiv 1609.08144) for the stack with residual connections and a bidirectional first layer.
+Sources: Pham et al. 2018 (ENAS, arXiv 1802.03268), section 2.1, for ptb; as placement benchmark: Addanki et
+al. 2019. Bahdanau et al. 2015 (arXiv 1409.0473) and Luong et al. 2015 (arXiv 1508.04025) for the attention of
+nmt, Wu et al. 2016 (arXiv 1609.08144) for its residual connections and bidirectional first layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +15,106 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graphs.families.registry import Drawn, family, pick
+from graphs.families import Drawn, family, pick
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+class RecurrentCell(nn.Module):
+    """A tree of highway nodes h' = h + c (f(h W) - h), c = sigmoid(h V); their leaves' mean is the state.
+
+    Args:
+        parents: parent of nodes 1, 2, ...; node 0 reads the word and the state.
+        activations: one per node, names in `ACTIVATIONS`.
+    """
+
+    def __init__(self, parents: Sequence[int], activations: Sequence[str], hidden: int) -> None:
+        super().__init__()
+        self.parents = parents
+        self.activations = activations
+        self.leaves = [node for node in range(len(activations)) if node not in parents]
+        self.word = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.state = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.edges = nn.ModuleList(nn.Linear(hidden, 2 * hidden, bias=False) for _ in parents)
+
+    def forward(self, word: Tensor, state: Tensor) -> Tensor:
+        """Next state (batch, hidden) from a word's embedding and the state, both (batch, hidden)."""
+        mixed = self.word(word) + self.state(state)
+        nodes = [_highway(state, mixed, self.activations[0])]
+        for edge, parent, activation in zip(self.edges, self.parents, self.activations[1:], strict=True):
+            nodes.append(_highway(nodes[parent], edge(nodes[parent]), activation))
+        total = nodes[self.leaves[0]]
+        for leaf in self.leaves[1:]:
+            total = total + nodes[leaf]
+        return total / len(self.leaves) if len(self.leaves) > 1 else total
+
+
+def _highway(carry: Tensor, mixed: Tensor, activation: str) -> Tensor:
+    gate, value = mixed.chunk(2, dim=1)
+    return carry + torch.sigmoid(gate) * (ACTIVATIONS[activation](value) - carry)
+
+
+def _step_losses(softmax: nn.Module, states: Iterable[Tensor], targets: Tensor) -> Tensor:
+    """Mean over time of the cross-entropy at each step; targets are int (time, batch)."""
+    pairs = zip(states, targets.unbind(0), strict=True)
+    return torch.stack([F.cross_entropy(softmax(state), target) for state, target in pairs]).mean()
+
+
+class RecurrentModel(nn.Module):
+    """Next-word cross-entropy of a recurrent cell unrolled over the whole sequence.
+
+    Args:
+        tied: whether the softmax shares the embedding's weights.
+        stepwise: whether each time step has its own softmax and loss, instead of one over all steps.
+    """
+
+    def __init__(self, cell: RecurrentCell, vocabulary: int, *, tied: bool, stepwise: bool) -> None:
+        super().__init__()
+        hidden = cell.word.in_features
+        self.embedding, self.cell = nn.Embedding(vocabulary, hidden), cell
+        self.softmax = nn.Linear(hidden, vocabulary, bias=not tied)
+        if tied:
+            self.softmax.weight = self.embedding.weight
+        self.stepwise = stepwise
+
+    def forward(self, words: Tensor, targets: Tensor, state: Tensor) -> Tensor:
+        """Loss of words and targets, int (time, batch), from a state (batch, hidden)."""
+        states = []
+        for word in self.embedding(words).unbind(0):
+            state = self.cell(word, state)
+            states.append(state)
+        if not self.stepwise:
+            return F.cross_entropy(self.softmax(torch.cat(states)), targets.flatten())
+        return _step_losses(self.softmax, states, targets)
+
+
+@family("ptb")
+def draw_ptb(rng: np.random.Generator) -> Drawn:
+    """Trees of 2 to 8 nodes over 2 to 20 time steps, batch 64 to 512, hidden size 512 to 2048."""
+    nodes = int(rng.integers(2, 9))
+    steps = int(np.clip(rng.integers(8, 97) // nodes, 2, 20))
+    parents = [int(rng.integers(node)) for node in range(1, nodes)]
+    activations = [pick(rng, tuple(ACTIVATIONS)) for _ in range(nodes)]
+    hidden = pick(rng, [512, 1024, 1536, 2048])
+    tied, stepwise = (bool(rng.random() < chance) for chance in (0.5, 0.4))
+    cell = RecurrentCell(parents, activations, hidden)
+    model = RecurrentModel(cell, 10_000, tied=tied, stepwise=stepwise)
+    batch = pick(rng, [64, 128, 256, 512])
+    words = torch.zeros(steps, batch, dtype=torch.long)
+    return model, (words, torch.zeros_like(words), torch.zeros(batch, hidden))
+
 
 State = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Config:
-    """One translation model of the family.
+class TranslatorConfig:
+    """One translation model.
 
     Attributes:
         layers: depth of encoder and decoder.
@@ -67,7 +160,7 @@ def run_layer(cell: nn.Module, steps: Sequence[Tensor], state: State) -> list[Te
 class Encoder(nn.Module):
     """A stack of LSTM layers, each run over the whole sequence."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TranslatorConfig) -> None:
         super().__init__()
         size = config.hidden
         self.residual = config.residual
@@ -114,7 +207,7 @@ class Attention(nn.Module):
 class Decoder(nn.Module):
     """A stack of LSTM cells with attention on top, run word by word."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TranslatorConfig) -> None:
         super().__init__()
         size = config.hidden
         self.residual, self.input_feeding = config.residual, config.input_feeding
@@ -142,7 +235,7 @@ class Decoder(nn.Module):
 class Translator(nn.Module):
     """Word-by-word cross-entropy of a translation, with teacher forcing."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TranslatorConfig) -> None:
         super().__init__()
         self.source = nn.Embedding(config.vocabulary, config.hidden)
         self.target = nn.Embedding(config.vocabulary, config.hidden)
@@ -155,20 +248,16 @@ class Translator(nn.Module):
         state = (zeros, zeros)
         memory = self.encoder(self.source(source).unbind(0), state)
         outputs = self.decoder(self.target(target).unbind(0), memory, state)
-        losses = [
-            F.cross_entropy(self.softmax(output), label)
-            for output, label in zip(outputs, labels.unbind(0), strict=True)
-        ]
-        return torch.stack(losses).mean()
+        return _step_losses(self.softmax, outputs, labels)
 
 
 @family("nmt")
-def draw(rng: np.random.Generator) -> Drawn:
+def draw_nmt(rng: np.random.Generator) -> Drawn:
     """1 to 4 layers over 2 to 16 source and target words, batch 64 to 512, hidden size 512 to 2048."""
     layers = int(rng.integers(1, 5))
     longest = min(16, pick(rng, [24, 36, 48]) // (layers + 1))
     source, target = (int(length) for length in rng.integers(2, longest + 1, size=2))
-    config = Config(
+    config = TranslatorConfig(
         layers=layers,
         hidden=pick(rng, [512, 1024, 1536, 2048]),
         vocabulary=pick(rng, [8_000, 16_000, 32_000]),

@@ -44,7 +44,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert rows[-1]["timesteps"] == json.loads((run / "result.json").read_text())["timesteps"] == 512
     assert "tensorboard --logdir" in capsys.readouterr().out
     events = EventAccumulator(str(run)).Reload()
-    assert {"seen/score", "update/loss", "result/best_score"} <= set(events.Tags()["scalars"])
+    assert {"seen/score", "train/loss", "result/best_score"} <= set(events.Tags()["scalars"])
     assert max(map(len, events.Tags()["scalars"])) <= 20, "TensorBoard cuts longer ones"
     assert "metrics/text_summary" in events.Tags()["tensors"]
 

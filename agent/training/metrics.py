@@ -1,7 +1,7 @@
 """The numbers that a training reports: their names and meanings.
 
 The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tag_of` gives
-shorter ones there; it sorts them, so that held-out graphs come first and what the optimizer does last.
+shorter ones there, but for those of stable-baselines3; it sorts them, so that held-out graphs come first.
 """
 
 from __future__ import annotations
@@ -78,20 +78,23 @@ def step_time_name(use: str, reference: str, family: str = "") -> str:
 
 
 LONGEST_FAMILY = 10
-GROUP_OF_USE = {"held_out": "held_out/", "validation": "seen/valid_", "train": "seen/train_"}
+GROUP_OF_USE = {"validation": "seen/valid_", "train": "seen/train_"}
+OVER_SEARCH = "compare/to_annealing"
+"""Tag of the first chart."""
 TAGS = {
     step_time_name(use, reference): f"{group}{reference}"
     for use, group in GROUP_OF_USE.items()
     for reference in REFERENCES
 } | {
+    step_time_name("held_out", "annealing"): OVER_SEARCH,
+    step_time_name("held_out", "list"): "compare/to_list",
+    step_time_name("held_out", "single"): "compare/to_device",
     SCORE: "seen/score",
     f"{TRAINING}/imitation_accuracy": f"{TRAINING}/accuracy",
     f"{UPDATE}/imitation_loss": f"{UPDATE}/imit_loss",
     f"{UPDATE}/imitation_value_loss": f"{UPDATE}/imit_value",
 }
 """Tags of TensorBoard that are not the metric's name."""
-OVER_SEARCH = TAGS[step_time_name("held_out", "annealing")]
-"""Tag of the first chart."""
 
 
 def tag_of(name: str) -> str:

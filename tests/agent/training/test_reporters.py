@@ -113,7 +113,7 @@ def test_the_first_chart_has_a_part_for_each_phase_and_the_level_of_the_search(t
         "curves/search": [(10, 1), (20, 1), (30, 1), (40, 1)],
     }
     for folder, points in expected.items():
-        events = EventAccumulator(str(tmp_path / folder)).Reload().Scalars("held_out/annealing")
+        events = EventAccumulator(str(tmp_path / folder)).Reload().Scalars("compare/to_annealing")
         assert [(event.step, round(event.value, 3)) for event in events] == points
 
 
@@ -162,7 +162,7 @@ def test_the_bar_and_its_lines_fit_80_columns() -> None:
     bar.close({})
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown.getvalue())
     assert "annealing 1,029 graphs to compare with" in text
-    assert " 98,765,432 decisions  train 0.700  validation 0.700  held out 0.700  12,346/s" in text
+    assert " 98,765,432 decisions  score 0.700  validation 0.700  held out 0.700  12,346/s" in text
     assert "train 0.700  validation 0.700  12,346/s" in text
     assert "…" not in text
     assert max(map(len, re.split(r"[\r\n]", text))) <= 80

@@ -109,7 +109,8 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         """Chooses the decisions to learn from, and weighs their advantages so that sums stay unbiased."""
         chances = chances_of(advantages, self._share)
         self._is_chosen = np.random.random(chances.shape) < chances  # noqa: NPY002 (as SB3 does)
-        self.advantages: NDArray[np.float32] = advantages / np.maximum(chances, np.float32(1e-6))
+        weighed = advantages / np.maximum(chances, np.float32(1e-6))
+        self.advantages: NDArray[np.float32] = weighed.astype(np.float32)
 
     def get(self, batch_size: int | None = None) -> Iterator[MaskableDictRolloutBufferSamples]:
         """Yields random minibatches of the decisions of a joint rollout that are learned from.

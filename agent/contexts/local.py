@@ -179,6 +179,11 @@ def closing_lines(result: Result, folder: Path) -> str:
         f"{folder}: {result.best_score:.3f} of one device's step time on graphs not held out",
         f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes",
     ]
+    gains = [
+        f"{use.replace('_', ' ')} {old:.3f} -> {new:.3f}" for use, (old, new) in result.reinforcement.items()
+    ]
+    if gains:
+        lines.append(f"by reinforcement: {', '.join(gains)}")
     if result.cut_short:
         lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
     return "\n".join([*lines, f"curves: tensorboard --logdir {folder}"])

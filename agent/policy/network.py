@@ -37,11 +37,23 @@ class PlacementNetwork(nn.Module):
             last.weight.mul_(0.01)
             last.bias.zero_()
 
-    def contexts(self, batch: GraphBatch) -> Tensor:
-        """Computes the part of the heads that no placement changes, float32 (n_nodes of all, 2 * hidden)."""
+    def encode(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """Embeds the nodes of graphs, (n_nodes of all, hidden), and sums each graph up, a row a graph."""
         embedding = self.encoder(batch)
-        summary = torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
-        context: Tensor = self.of_op(embedding) + self.of_graph(summary).index_select(0, batch.member)
+        return embedding, torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
+
+    def contexts(self, embedding: Tensor, summary: Tensor, member: Tensor) -> Tensor:
+        """Computes the part of the heads that no placement changes.
+
+        Args:
+            embedding: of some nodes, as `encode` returns it, (n, hidden).
+            summary: of graphs, as `encode` returns it.
+            member: graph of each node, int64 (n,).
+
+        Returns:
+            float32 (n, 2 * hidden).
+        """
+        context: Tensor = self.of_op(embedding) + self.of_graph(summary).index_select(0, member)
         return context
 
     def forward(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:

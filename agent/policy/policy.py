@@ -60,7 +60,9 @@ class Policy(nn.Module):
         """Encodes a problem by torch, as `CompiledPolicy.encode` says."""
         graph = GraphTensors.of(problem, self.device)
         with torch_threads(1):
-            contexts = self.network.contexts(GraphBatch.of([graph]))[:, : self.network.shape.hidden]
+            batch = GraphBatch.of([graph])
+            contexts = self.network.contexts(*self.network.encode(batch), batch.member)
+        contexts = contexts[:, : self.network.shape.hidden]
         return contexts.cpu().numpy(), graph.node_of.cpu().numpy()
 
     def set_problems(self, problems: Sequence[Problem]) -> None:
@@ -85,6 +87,10 @@ class Policy(nn.Module):
     def scores_for_update(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Scores as `scores` does, with gradients: it encodes each graph of `obs` once."""
         return self._score(self.embeddings.fresh_contexts(*_decisions(obs)), obs)
+
+    def scores_of_encoded(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Scores as `scores` does, with gradients but those of the encoder."""
+        return self._score(self.embeddings.contexts_of_encoded(*_decisions(obs)), obs)
 
     def _score(self, context: Tensor, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         usable = obs["mask"].bool()
@@ -112,15 +118,20 @@ class EmbeddingCache:
     def __init__(self, network: PlacementNetwork, graphs: Sequence[GraphTensors]) -> None:
         self.graphs = tuple(graphs)
         self._network = network
-        self._weights = list(network.parameters())
-        device = self._weights[0].device
+        shape, device = network.shape, next(network.parameters()).device
         self._first_op = _starts([len(graph.node_of) for graph in self.graphs], device)
         self._first_node = _starts([len(graph.nodes) for graph in self.graphs], device)
         no_ops = torch.empty(0, dtype=torch.int64, device=device)
         self._node_of = torch.cat([no_ops, *(graph.node_of for graph in self.graphs)])
-        self._table = torch.empty(int(self._first_node[-1]), 2 * network.shape.hidden, device=device)
+        n_nodes = int(self._first_node[-1])
+        self._embedding = torch.empty(n_nodes, shape.hidden, device=device)
+        self._summary = torch.zeros(len(self.graphs), shape.hidden + shape.graph_features, device=device)
+        self._table = torch.empty(n_nodes, 2 * shape.hidden, device=device)
         self._is_encoded = torch.zeros(len(self.graphs), dtype=torch.bool)
-        self._version = -1
+        self._has_contexts = torch.zeros(len(self.graphs), dtype=torch.bool)
+        self._encoder_weights = list(network.encoder.parameters())
+        self._context_weights = [*network.of_op.parameters(), *network.of_graph.parameters()]
+        self._versions = (-1, -1)
         self._unions: dict[tuple[int, ...], GraphBatch] = {}
 
     def n_nodes(self, problems: Tensor) -> Tensor:
@@ -130,17 +141,34 @@ class EmbeddingCache:
     @torch.no_grad()
     def refresh(self, problems: Tensor) -> None:
         """Brings the table up to date for some problems, given by index, int64 (n,)."""
-        version = sum(weight._version for weight in self._weights)
-        if version != self._version:
-            self._is_encoded[:] = False
-            self._version = version
-        if self._is_encoded[problems.cpu()].all():
+        self._forget_outdated()
+        if self._has_contexts[problems.cpu()].all():
             return
         for index in set(problems.tolist()):
-            if not self._is_encoded[index]:
-                rows = slice(int(self._first_node[index]), int(self._first_node[index + 1]))
-                self._table[rows] = self._network.contexts(self._union((index,)))
-                self._is_encoded[index] = True
+            if not self._has_contexts[index]:
+                self._encode(index)
+                rows, graph = self._rows(index), self._summary[index : index + 1]
+                member = torch.zeros(rows.stop - rows.start, dtype=torch.int64, device=graph.device)
+                self._table[rows] = self._network.contexts(self._embedding[rows], graph, member)
+                self._has_contexts[index] = True
+
+    def _forget_outdated(self) -> None:
+        """Marks what earlier weights computed."""
+        versions = _version(self._encoder_weights), _version(self._context_weights)
+        if versions != self._versions:
+            self._has_contexts[:] = False
+            self._is_encoded[:] &= versions[0] == self._versions[0]
+            self._versions = versions
+
+    def _encode(self, index: int) -> None:
+        if not self._is_encoded[index]:
+            embedding, summary = self._network.encode(self._union((index,)))
+            self._embedding[self._rows(index)], self._summary[index] = embedding, summary[0]
+            self._is_encoded[index] = True
+
+    def _rows(self, index: int) -> slice:
+        """Returns the nodes of a problem among those of all."""
+        return slice(int(self._first_node[index]), int(self._first_node[index + 1]))
 
     def contexts(self, problem: Tensor, op: Tensor) -> Tensor:
         """Looks contexts up, without gradients, as they were at the last `refresh` of their problems.
@@ -169,7 +197,17 @@ class EmbeddingCache:
         """As `contexts`, with gradients: the problems that occur are encoded in one batch, each once."""
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         union = self._union(tuple(present.tolist()))
-        return self._network.contexts(union).index_select(0, union.start[which] + self._node(problem, op))
+        contexts = self._network.contexts(*self._network.encode(union), union.member)
+        return contexts.index_select(0, union.start[which] + self._node(problem, op))
+
+    def contexts_of_encoded(self, problem: Tensor, op: Tensor) -> Tensor:
+        """As `contexts`, with gradients but those of the encoder: each problem is encoded once for good."""
+        with torch.no_grad():
+            self._forget_outdated()
+            for index in problem.unique().tolist():  # type: ignore[no-untyped-call]
+                self._encode(index)
+        embedding = self._embedding[self._first_node[problem] + self._node(problem, op)]
+        return self._network.contexts(embedding, self._summary, problem)
 
     def _node(self, problem: Tensor, op: Tensor) -> Tensor:
         """Node of each op within its graph, int64 (n,)."""
@@ -183,6 +221,11 @@ class EmbeddingCache:
                 self._unions = {key: kept for key, kept in self._unions.items() if len(key) == 1}
             union = self._unions[problems] = GraphBatch.of([self.graphs[index] for index in problems])
         return union
+
+
+def _version(weights: Sequence[Tensor]) -> int:
+    """Returns a number that grows whenever one of the weights is changed in place."""
+    return sum(weight._version for weight in weights)
 
 
 def _starts(sizes: list[int], device: torch.device) -> Tensor:

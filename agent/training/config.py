@@ -20,6 +20,8 @@ ADVANTAGES = ("op", "graph", "batch")
 EXTENDABLE = ("name", "timesteps", "minutes", "max_decompressed_bytes")
 """Settings that `--resume` may change."""
 
+LEAST_IMITATION_S = 240.0
+"""Seconds of a training below which imitation is left out: reinforcement alone gets further in them."""
 LARGEST = 1e30
 """Rates and weights beyond this overflow the 32-bit floats that they are computed with."""
 
@@ -180,6 +182,13 @@ class TrainConfig(Settings, error=ConfigError):
         group=REINFORCEMENT,
         choices=ADVANTAGES,
     )
+    share: float = option(
+        0.3,
+        "share of the decisions that an update learns from, those with great advantages likeliest",
+        group=REINFORCEMENT,
+        above=0,
+        most=1,
+    )
     gae_lambda: float = option(
         1.0, "lambda of generalised advantage estimation", group=REINFORCEMENT, least=0, most=1
     )
@@ -241,14 +250,19 @@ class TrainConfig(Settings, error=ConfigError):
         return 60 * self.minutes if self.minutes else math.inf
 
     @property
+    def imitates(self) -> bool:
+        """Says whether there is imitation: of simulated steps, in a training that is long enough for it."""
+        return self.reward == SIMULATED and self.limit_s >= LEAST_IMITATION_S
+
+    @property
     def planned_imitation_epochs(self) -> int:
-        """Epochs of imitation; none without demonstrations, or where measured step times are learned from."""
-        return self.imitation_epochs if self.demonstrations and self.reward == SIMULATED else 0
+        """Epochs of imitation; none without demonstrations."""
+        return self.imitation_epochs if self.demonstrations and self.imitates else 0
 
     @property
     def planned_dagger_rounds(self) -> int:
-        """Rounds of on-policy imitation; none where measured steps are learned from."""
-        return self.dagger_rounds if self.reward == SIMULATED else 0
+        """Rounds of on-policy imitation."""
+        return self.dagger_rounds if self.imitates else 0
 
 
 DECISIVE = tuple(

@@ -202,7 +202,11 @@ class ProgressBar:
         """Moves the bar; prints a line after each evaluation."""
         ratios, speed = _ratios(metrics), f"{metrics[SPEED]:,.0f}/s"
         if SCORE in metrics:
-            line = "  ".join([f"{timesteps:>11,} decisions", *ratios.values(), speed])
+            shown = [
+                f"score {metrics[SCORE]:.3f}",
+                *(ratios[use] for use in ("validation", "held_out") if use in ratios),
+            ]
+            line = "  ".join([f"{timesteps:>11,} decisions", *shown, speed])
             self._console.print(line, highlight=False, soft_wrap=True)
         self._ratios |= ratios
         shown = [self._ratios[use] for use in ("train", "validation") if use in self._ratios]

@@ -9,7 +9,7 @@ import numpy as np
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
 from agent.policy.serialization import PolicyCard, save_policy
-from agent.training.metrics import SCORE
+from agent.training.metrics import EVALUATED_REWARD, SCORE
 from agent.training.problems import validation_problems
 from agent.training.references import annealing_s
 from agent.training.state import TrainingState
@@ -71,4 +71,4 @@ class PolicySelection:
         if keep and score < self.best_score:
             self.best_score, self.best_decisions = score, state.decisions
             save_policy(state.context.folder, state.averaged_network, self._card)
-        return metrics | {SCORE: score}
+        return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}

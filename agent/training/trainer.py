@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent.policy.threads import torch_threads
@@ -15,7 +16,17 @@ from agent.training.config import TrainConfig
 from agent.training.context import Context
 from agent.training.imitation.phases import Imitation, OnPolicyImitation, SearchForDemonstrations
 from agent.training.inputs import Inputs, read_inputs
-from agent.training.metrics import CPU_S, ITERATION, PHASE, PHASES, PROGRESS, SPEED, WALL_S
+from agent.training.metrics import (
+    CPU_S,
+    ITERATION,
+    PHASE,
+    PHASES,
+    PROGRESS,
+    SCORE,
+    SPEED,
+    WALL_S,
+    step_time_name,
+)
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
 from agent.training.phase import Phase
@@ -27,6 +38,10 @@ from agent.training.workers import FIRST, any_worker, time_of_first
 
 EARLY_SHARE = 0.02
 """Share of a training's time that an evaluation before the first regular one may take."""
+EARLY = frozenset(round(2 ** (k / 2)) for k in range(64))
+"""Numbers of updates after which such evaluations are made."""
+GAINS = {"score": SCORE} | {use: step_time_name(use, "single") for use in ("validation", "held_out")}
+"""Greedy step times over one device, by their names in `Result.reinforcement`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ class Result:
             worker that is not the first.
         best_timesteps: when that policy was found, decisions imitated included.
         finished: whether it used up its decisions or its time, rather than being stopped.
+        reinforcement: `GAINS` before and after reinforcement, each greedy; empty where there was none.
         cut_short: phases that time ended before they had done what was asked for, each with what they did.
         failure: why it ended, if it diverged; one line.
     """
@@ -51,6 +67,7 @@ class Result:
     best_score: float
     best_timesteps: int
     finished: bool
+    reinforcement: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     cut_short: tuple[str, ...] = ()
     failure: str = ""
 
@@ -102,6 +119,7 @@ class _Training:
             Reinforcement(self.state, RelativeMetrics(self.state.problems)),
         ]
         self.phases = [phase for phase in phases if phase.is_on]
+        self._evaluated: list[dict[str, float]] = [{}, {}]  # before and, so far, after reinforcement
         clock.share_out({phase.name: phase.share for phase in self.phases})
         if saved is not None:
             with restoring(saved):
@@ -114,10 +132,18 @@ class _Training:
     def run(self) -> Result:
         """Goes through the phases until each is done or its time is up, or the context wants to stop."""
         self._agree_to_stop()
+        if self.state.iteration == 0 and not self._stops:
+            self._report_untrained()
         for phase in self.phases:
             while not phase.done and not self._stops:
                 self._step(phase)
         return self._result()
+
+    def _report_untrained(self) -> None:
+        """Reports how the policy places before it has learned anything."""
+        first = next((phase for phase in self.phases if phase.rate), None)
+        if first is not None:
+            self._report(first, self._evaluate(first, keep=False) | {SPEED: 0.0})
 
     def _result(self) -> Result:
         score, decisions = math.inf, 0
@@ -130,8 +156,13 @@ class _Training:
             best_score=score,
             best_timesteps=decisions,
             finished=self._is_over,
+            reinforcement=self._gains(),
             cut_short=tuple(f"{phase.name}: {phase.shortfall}" for phase in self.phases if phase.shortfall),
         )
+
+    def _gains(self) -> dict[str, tuple[float, float]]:
+        before, after = self._evaluated
+        return {use: (before[name], after[name]) for use, name in GAINS.items() if name in before and after}
 
     def _step(self, phase: Phase) -> None:
         """Makes one step of a phase, or ends the training where that diverges."""
@@ -160,15 +191,8 @@ class _Training:
         self.state.count_update()
         is_regular = phase.done or self._is_due(self.config.eval_every)
         if is_regular or self._is_due_early:
-            metrics |= self._evaluate(keep=is_regular)
-        metrics |= {
-            ITERATION: self.state.iteration,
-            PHASE: 1 + PHASES.index(phase.name),
-            PROGRESS: self.state.progress,
-            WALL_S: self.state.clock.wall_s,
-            CPU_S: self.state.clock.elapsed.cpu_s,
-        }
-        self.context.report(self.state.decisions, metrics)
+            metrics |= self._evaluate(phase, keep=is_regular)
+        self._report(phase, metrics)
         self._agree_to_stop()
         for later in self.phases:
             later.leave_out_if_late()
@@ -177,10 +201,21 @@ class _Training:
                 self.context.checkpoints.save(self.state.iteration, self._checkpoint(self._selection))
             self.state.env.restart()
 
-    def _evaluate(self, *, keep: bool) -> dict[str, float]:
+    def _report(self, phase: Phase, metrics: dict[str, float]) -> None:
+        counters = {
+            ITERATION: self.state.iteration,
+            PHASE: 1 + PHASES.index(phase.name),
+            PROGRESS: self.state.progress,
+            WALL_S: self.state.clock.wall_s,
+            CPU_S: self.state.clock.elapsed.cpu_s,
+        }
+        self.context.report(self.state.decisions, metrics | counters)
+
+    def _evaluate(self, phase: Phase, *, keep: bool) -> dict[str, float]:
         """Evaluates the policy in the first worker; the others wait for it at their next exchange.
 
         Args:
+            phase: in which it was updated last.
             keep: whether the policy is kept if it is the best so far.
         """
         self.state.check_workers()
@@ -189,6 +224,8 @@ class _Training:
         metrics = self._selection.evaluate(keep=keep) if self._selection is not None else {}
         clock.agree()
         self.state.evaluation_s = clock.wall_s - began_s
+        is_reinforced = isinstance(phase, Reinforcement) and phase.steps > 0
+        self._evaluated[is_reinforced] = {name: metrics[name] for name in GAINS.values() if name in metrics}
         return metrics
 
     def _agree_to_stop(self) -> None:
@@ -204,31 +241,31 @@ class _Training:
 
     @property
     def _is_due_early(self) -> bool:
-        """Says whether to evaluate after the first update, the second, fourth, ...: curves begin with
-        imitation.
+        """Says whether to evaluate after few updates, where that is quick: most is learned at first.
 
-        No policy is kept then. With a limit only the first does where evaluations are slow.
+        No policy is kept then.
         """
-        iteration, state = self.state.iteration, self.state
-        is_power_of_2 = iteration & (iteration - 1) == 0
-        is_cheap = state.evaluation_s <= EARLY_SHARE * self.config.limit_s
-        return is_power_of_2 and iteration < self.config.eval_every and is_cheap
+        is_cheap = self.state.evaluation_s <= EARLY_SHARE * self.config.limit_s
+        return self.state.iteration in EARLY and is_cheap
 
     def _checkpoint(self, selection: PolicySelection) -> Checkpoint:
         saved = self.state.checkpoint()
         phases = {phase.name: phase.state_dict() for phase in self.phases}
         best = [selection.best_score, selection.best_decisions]
-        own = {"phases": phases, "best": best, "minutes": self.config.minutes}
+        own = {"phases": phases, "best": best, "evaluated": self._evaluated, "minutes": self.config.minutes}
         return Checkpoint(saved.tensors, {**saved.state, **own})
 
     def _restore(self, saved: Checkpoint) -> None:
         """Resumes from a checkpoint; with more minutes than before, the last phase continues."""
         if self._selection is not None:
             self._selection.best_score, self._selection.best_decisions = saved.state["best"]
+        self._evaluated = [dict(each) for each in saved.state["evaluated"]]
         same_limit = saved.state["minutes"] == self.config.minutes
         begun = False
         for phase in reversed(self.phases):
             if phase.name in saved.state["phases"]:
                 phase.load_state_dict(saved.state["phases"][phase.name])
+            else:  # the training was too short for it
+                phase.timed_out = begun
             phase.timed_out &= begun or same_limit or self.state.clock.left_s(phase.name) <= 0
             begun = begun or phase.steps > 0

@@ -34,8 +34,8 @@ LARGER_GRAPHS = tuple((family, 0, "layer") for family, *_ in SMALL_GRAPHS[:8])
 CLUSTERS = ("4xv100", "gpu+cpu", "placeto-k80:3", "tight a100+v100")
 CLOCK = ("wall_s", "cpu_s", "ratio_to_refine")
 """Columns of tables that the clock decides."""
-CURVES = ("update/imitation_loss", "update/imitation_value_loss", "update/policy_loss", "update/value_loss")
-CURVES += ("training/entropy", "step_time/score")
+CURVES = ("train/imitation_loss", "train/imitation_value_loss", "train/policy_gradient_loss")
+CURVES += ("train/value_loss", "train/entropy_loss", "step_time/score")
 SOME, TRAINED = "~", "~~"
 """Begin answers that depend on the kind of processor, by the sums of its matrix products; and those of
 trainings, where the first steps of Adam amplify such differences."""

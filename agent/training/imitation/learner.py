@@ -62,9 +62,9 @@ class ImitationLearner:
         loss, accuracy, value_loss, decisions = totals
         n = max(decisions, 1.0)
         return {
-            "update/imitation_loss": loss / n,
+            "train/imitation_loss": loss / n,
             "training/imitation_accuracy": accuracy / n,
-            "update/imitation_value_loss": value_loss / n,
+            "train/imitation_value_loss": value_loss / n,
         }, int(decisions)
 
 

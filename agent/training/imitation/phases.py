@@ -200,7 +200,7 @@ class Imitation(_ImitationPhase):
             seed = (self.state.context.seed,)
             self._learner = ImitationLearner(self._trajectories(seed), seed)
         rate = self.set_learning_rate()
-        return self.epoch(self._learner, self.steps) | {"update/learning_rate": rate}
+        return self.epoch(self._learner, self.steps) | {"train/learning_rate": rate}
 
     def _trajectories(self, seed: Sequence[int]) -> list[Trajectory]:
         state = self.state
@@ -248,7 +248,7 @@ class OnPolicyImitation(_ImitationPhase):
         seed = (self.state.context.seed, self._first_seed + self.steps)
         learner = ImitationLearner(self._trajectories(seed), seed)
         metrics = [self.epoch(learner, number) for number in range(PASSES_PER_ROUND)]
-        return metrics[-1] | {"update/learning_rate": rate}
+        return metrics[-1] | {"train/learning_rate": rate}
 
     def _trajectories(self, seed: Sequence[int]) -> list[Trajectory]:
         state = self.state

@@ -16,10 +16,13 @@ Job = Callable[[], tuple[Tensor, ...]]
 """Computes some outputs from weights that all jobs share."""
 
 
-def scores_in_threads(policy: Policy, obs: Mapping[str, Tensor], threads: int) -> tuple[Tensor, Tensor]:
+def scores_in_threads(
+    policy: Policy, obs: Mapping[str, Tensor], threads: int, *, encodes: bool = True
+) -> tuple[Tensor, Tensor]:
     """Computes `policy.scores_for_update(obs)` in several threads, gradients included.
 
     Args:
+        encodes: whether the encoder gets gradients, too; else it is `policy.scores_of_encoded(obs)`.
         obs: as `Policy.scores` takes it. Its rows are divided among the threads graph by graph or, where
             there are fewer graphs than threads, in pieces of each graph's rows.
         threads: at least 1.
@@ -27,17 +30,18 @@ def scores_in_threads(policy: Policy, obs: Mapping[str, Tensor], threads: int) -
     Returns:
         Masked logits (n, n_devices) and state values (n,).
     """
+    scores = policy.scores_for_update if encodes else policy.scores_of_encoded
     if threads == 1:
-        return policy.scores_for_update(obs)
+        return scores(obs)
     shard = _shard_of_rows(policy, obs["problem"].flatten(), threads)
     rows = [torch.nonzero(shard == number).squeeze(1) for number in range(int(shard.max()) + 1)]
     rows = [each for each in rows if len(each)]
     if len(rows) == 1:
-        return policy.scores_for_update(obs)
+        return scores(obs)
 
     def job(mine: Tensor) -> Job:
         part = {name: column[mine] for name, column in obs.items()}
-        return lambda: policy.scores_for_update(part)
+        return lambda: scores(part)
 
     parts = in_threads([job(mine) for mine in rows], list(policy.network.parameters()))
     back = torch.argsort(torch.cat(rows))

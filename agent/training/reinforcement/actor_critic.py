@@ -38,6 +38,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         lr_schedule: learning rate by the share of the training that remains.
         make_policy: builds the policy; called once. The default is an untrained one.
         threads: how many share the scoring of an update.
+        encodes: whether the graph encoder learns, too. Its embeddings are computed once if it does not.
         group: the workers that train the policy together; each scores its own decisions.
     """
 
@@ -49,11 +50,12 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         *,
         make_policy: Callable[[], Policy] = untrained_policy,
         threads: int = 1,
+        encodes: bool = False,
         group: WorkerGroup = SOLO,
     ) -> None:
         super().__init__(observation_space, action_space, lr_schedule, net_arch=[])
         self.placer = make_policy()
-        self.threads = threads
+        self.threads, self.encodes = threads, encodes
         self.group = group
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
 
@@ -76,16 +78,6 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
             distribution.apply_masking(action_masks)
         return distribution
 
-    @torch.no_grad()
-    def evaluate_rollout(self, obs: Mapping[str, Tensor], actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes values and log-probabilities, (n,) both, of own decisions, from cached embeddings.
-
-        Raises:
-            FloatingPointError: a score is not finite.
-        """
-        logits, values = self._scores(obs)
-        return values, _log_probs(logits, None).gather(1, actions[:, None]).squeeze(1)
-
     def evaluate_actions(
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +97,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Values, log-probabilities and entropies of own decisions, (n,) each."""
-        logits, values = scores_in_threads(self.placer, obs, self.threads)
+        logits, values = scores_in_threads(self.placer, obs, self.threads, encodes=self.encodes)
         log_probs = _log_probs(logits, action_masks)
         entropy = -(log_probs.exp() * log_probs).sum(1)
         return values, log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy

@@ -10,7 +10,7 @@ import torch
 
 from agent.policy.compiled.head import HeadArrays
 from agent.policy.compiled.walk import check_finite_scores, new_walk_state
-from agent.training.reinforcement.recording import Decisions, roll_out
+from agent.training.reinforcement.recording import CriticArrays, Decisions, roll_out
 from agent.training.workers import SOLO, WorkerGroup
 from envs.placement.vec_env import PlacementVecEnv
 from graphs.system.array_types import IntArray
@@ -28,12 +28,13 @@ class Ended(NamedTuple):
 
 
 def collect(
-    env: PlacementVecEnv, heads: Heads, decisions: Decisions, group: WorkerGroup = SOLO
+    env: PlacementVecEnv, heads: Heads, critic: CriticArrays, decisions: Decisions, group: WorkerGroup = SOLO
 ) -> list[Ended]:
     """Takes decisions in every place.
 
     Args:
         heads: called when episodes have begun.
+        critic: of the policy.
         decisions: rows to fill; `starts` is 0.
         group: the workers, each with such an environment.
 
@@ -51,7 +52,7 @@ def collect(
             decisions.starts[n_taken[place], place] = 1.0
         head = heads(np.unique(batch.observation.problem))
         state, before = new_walk_state(head, batch), n_taken.copy()
-        batch.loop(roll_out, draws, head, state, n_taken, decisions)
+        batch.loop(roll_out, draws, head, critic, state, n_taken, decisions)
         check_finite_scores(state)
         rewards = batch.rewards
         for place in np.flatnonzero(batch.done & (n_taken > before)).tolist():

@@ -8,21 +8,13 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agent.training.clock import between
+from agent.training.metrics import FROM_SB3, LENGTH, REWARD
 from agent.training.phase import Phase
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import gather_unequal
 from envs.placement.episodes import EpisodeResult
 
-LOSSES = {
-    "update/policy_loss": "train/policy_gradient_loss",
-    "update/value_loss": "train/value_loss",
-    "update/loss": "train/loss",
-    "update/explained_variance": "train/explained_variance",
-    "update/approx_kl": "train/approx_kl",
-    "update/clip_fraction": "train/clip_fraction",
-}
-"""Our name of each number that SB3 records during an update."""
 SLOWEST = 2000
 """Decisions a second that the first update of a training with a limit counts on; most machines make more."""
 
@@ -101,29 +93,32 @@ class Reinforcement(Phase):
         )
         state.timesteps = state.ppo.num_timesteps
         return {
-            "update/learning_rate": state.learning_rate(),
-            "update/entropy_weight": state.ppo.ent_coef,
+            "train/learning_rate": state.learning_rate(),
+            "train/entropy_coef": state.ppo.ent_coef,
             **self._update_metrics(),
             **self._episode_metrics(ended.results),
         }
 
     def _update_metrics(self) -> dict[str, float]:
-        """Reads what SB3 recorded of the last update, under our names."""
+        """Reads what SB3 recorded of the last update."""
         logger = self.state.ppo.logger
-        recorded = logger.name_to_value
-        metrics = {ours: float(recorded[theirs]) for ours, theirs in LOSSES.items()}
-        metrics["training/entropy"] = -float(recorded["train/entropy_loss"])
+        metrics = {name: float(logger.name_to_value[name]) for name in FROM_SB3}
         logger.dump()
         return metrics
 
     def _episode_metrics(self, ended: Sequence[EpisodeResult]) -> dict[str, float]:
-        own = [(each.problem, each.ratio_to_single, each.fits) for each in ended]
-        rows = torch.tensor(own, dtype=torch.float64).reshape(-1, 3)
-        episodes = gather_unequal(self.state.group, rows)[0].tolist()
-        if not episodes:
+        own = [
+            (each.problem, each.ratio_to_single, each.fits, each.episode_return, each.decisions)
+            for each in ended
+        ]
+        rows = torch.tensor(own, dtype=torch.float64).reshape(-1, 5)
+        episodes = gather_unequal(self.state.group, rows)[0]
+        if not len(episodes):
             return {}
-        feasible = [(int(problem), ratio) for problem, ratio, fits in episodes if fits]
+        feasible = [(int(problem), ratio) for problem, ratio, fits, *_ in episodes.tolist() if fits]
         return {
+            REWARD: float(episodes[:, 3].mean()),
+            LENGTH: float(episodes[:, 4].mean()),
             "training/episodes": len(episodes),
             "training/infeasible": 1 - len(feasible) / len(episodes),
             **self._metrics.of("train", feasible),

@@ -24,6 +24,7 @@ from agent.training.config import TrainConfig
 from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementPolicy
 from agent.training.reinforcement.collection import Ended, collect
+from agent.training.reinforcement.recording import critic_arrays
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
 from agent.training.reinforcement.saving import capture, restore
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
@@ -67,7 +68,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
 
     Args:
         policy: "PlacementPolicy"; `policy_kwargs` are those of the class of that name.
-        advantage: as `PerGraphRolloutBuffer` takes it.
+        advantage, share: as `PerGraphRolloutBuffer` takes them.
         group: the workers that train the policy together; gradients are added up, and clipped then.
         arguments: as `MaskablePPO` takes them. The defaults are those of `train_agent.py`.
     """
@@ -80,6 +81,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         env: Any,
         *,
         advantage: str = DEFAULTS.advantage,
+        share: float = DEFAULTS.share,
         group: WorkerGroup = SOLO,
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
@@ -93,7 +95,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             policy,
             env,
             rollout_buffer_class=PerGraphRolloutBuffer,
-            rollout_buffer_kwargs={"advantage": advantage, "group": group},
+            rollout_buffer_kwargs={"advantage": advantage, "share": share, "group": group},
             policy_kwargs={"group": group, **(policy_kwargs or {})},
             **given,
         )
@@ -138,10 +140,12 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             ended = collect(
                 env,
                 lambda problems: compiled.head_over(policy.embeddings.arrays(problems)),
+                critic_arrays(compiled.weights),
                 decisions,
                 self.group,
             )
-            buffer.fill(self.policy.evaluate_rollout, last_values=self._values(env), ended=env.waits)
+            check_finite(value=float(decisions.value.sum()))
+            buffer.finish(self._values(env), env.waits)
         return ended
 
     def _tell(self, callback: BaseCallback, ended: Sequence[Ended]) -> bool:
@@ -273,6 +277,7 @@ def make_ppo(
         env,
         **settings_of(config) | {"learning_rate": lambda _: learning_rate()},
         advantage=config.advantage,
+        share=config.share,
         group=group,
         policy_kwargs={"make_policy": make_policy, "threads": config.threads},
         seed=seed,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.policy.compiled.layers import Floats, add_product, by_input, silu
 from agent.policy.compiled.walk import decide
 from envs.simulator.arrays import copy
 from graphs.system.array_types import IntArray
@@ -21,20 +23,56 @@ class Decisions(NamedTuple):
     devices: NDArray[np.float32]  # (n_steps, n, max_devices, N_DEVICE_FEATURES) observed features
     mask: NDArray[np.int8]  # (n_steps, n, max_devices) 1 = offered
     action: IntArray  # int64 (n_steps, n) device that was drawn
+    log_prob: NDArray[np.float32]  # (n_steps, n) of the action
+    value: NDArray[np.float32]  # (n_steps, n) of what was observed
     reward: NDArray[np.float32]  # (n_steps, n)
     starts: NDArray[np.float32]  # (n_steps, n) 1 = the first decision of an episode
 
 
+class CriticArrays(NamedTuple):
+    """Weights of the critic, float32."""
+
+    pool_weight: Floats  # (3 * n_features, hidden) first layer, of the pooled features
+    hidden_weight: Floats  # (hidden, hidden) second layer, inputs first
+    hidden_bias: Floats  # (hidden,)
+    out_weight: Floats  # (hidden,)
+    out_bias: Floats  # (1,)
+
+
+def critic_arrays(weights: Mapping[str, Floats]) -> CriticArrays:
+    """Lays out the critic, by the names of the weights in `PlacementNetwork`."""
+    hidden = len(weights["critic.1.bias"])
+    return CriticArrays(
+        pool_weight=by_input(weights["of_pool.weight"][hidden:]),
+        hidden_weight=by_input(weights["critic.1.weight"]),
+        hidden_bias=weights["critic.1.bias"],
+        out_weight=weights["critic.3.weight"][0],
+        out_bias=weights["critic.3.bias"],
+    )
+
+
 @kernel(entry=True)
 def roll_out(
-    packed, episodes, scratch, rules, first, draws, observation, result, head, state, n_taken, decisions
+    packed,
+    episodes,
+    scratch,
+    rules,
+    first,
+    draws,
+    observation,
+    result,
+    head,
+    critic,
+    state,
+    n_taken,
+    decisions,
 ):
     """Takes decisions in some episodes in a row, in each until it is done or its rows are full.
 
     Args:
         packed, episodes, scratch, rules, first, observation, result: as of `step_episodes`.
         draws: of these episodes, as of `choose`, (n_episodes, n_steps).
-        head: `HeadArrays`.
+        head: `HeadArrays`, with contexts of both heads. critic: `CriticArrays`.
         state: `WalkState`; rows of the episodes are written.
         n_taken: number of rows that are full, int64 (n,); written.
         decisions: `Decisions`; written, but `starts`.
@@ -52,5 +90,55 @@ def roll_out(
             decisions.action[at, e] = decide(
                 packed, episodes, scratch, rules, e, draws[row, at], observation, result, head, state
             )
+            decisions.log_prob[at, e] = log_prob(
+                state.scratch.logits[e], decisions.mask[at, e], decisions.action[at, e]
+            )
+            decisions.value[at, e] = state_value(
+                head, critic, state.scratch, e, decisions.problem[at, e], decisions.op[at, e]
+            )
             decisions.reward[at, e] = result.reward[e]
             n_taken[e] += 1
+
+
+@kernel
+def log_prob(logits, mask, action):
+    """Returns the log-probability of a device.
+
+    Args:
+        logits: float32 (max_devices,), of the offered devices.
+        mask: int8 (max_devices,), 1 = offered.
+        action: index of the device, int; negative where a logit is not finite.
+    """
+    if action < 0:
+        return 0.0
+    greatest, total = -np.inf, 0.0
+    for device in range(len(mask)):
+        if mask[device]:
+            greatest = max(greatest, logits[device])
+    for device in range(len(mask)):
+        if mask[device]:
+            total += np.exp(logits[device] - greatest)
+    return logits[action] - greatest - np.log(total)
+
+
+@kernel
+def state_value(head, critic, scratch, e, problem, op):
+    """Computes the value of the state in which the last decision was taken.
+
+    Args:
+        head: `HeadArrays`, with contexts of both heads. critic: `CriticArrays`.
+        scratch: `HeadScratch` as `score` left it; `first` and `second` are written.
+        e, problem, op: as of `score`.
+    """
+    first, second = scratch.first[e], scratch.second[e]
+    row = head.row_of[head.first_op[problem] + op]
+    copy(head.contexts[row, len(first) :], first)
+    add_product(scratch.pooled[e], critic.pool_weight, first)
+    silu(first)
+    copy(critic.hidden_bias, second)
+    add_product(first, critic.hidden_weight, second)
+    silu(second)
+    value = critic.out_bias[0]
+    for k in range(len(second)):
+        value += second[k] * critic.out_weight[k]
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,10 @@ from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, Maska
 from agent.training.reinforcement.recording import Decisions
 from agent.training.workers import SOLO, WorkerGroup, gather_columns
 
-Evaluate = Callable[[dict[str, torch.Tensor], torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-CHUNK = 2048
-"""Decisions of a rollout that are evaluated at a time; their activations stay in the processor's cache."""
-
 JOINED = ("values", "log_probs", "advantages", "returns")
 """Columns that every worker holds of all decisions, float32."""
+HALVINGS = 30
+"""Halvings of an interval, until it is a rounding error wide."""
 LEAST_SHARE = 0.1
 """No graph's advantages are scaled up further than to this share of the mean spread over graphs."""
 
@@ -40,6 +38,8 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
     all episodes, in the order of the ranks.
 
     Args:
+        share: of the decisions, which is learned from. Those with great advantages are likelier chosen, and
+            the others weigh more in return: that keeps the expected gradient, and most of what it says.
         advantage: "op" for both; "graph" for the units alone; "batch" for the units of the whole rollout.
         group: the workers; each has as many episodes.
     """
@@ -48,9 +48,15 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
     generator_ready: bool
 
     def __init__(
-        self, *positional: Any, advantage: str = "op", group: WorkerGroup = SOLO, **named: Any
+        self,
+        *positional: Any,
+        advantage: str = "op",
+        share: float = 1.0,
+        group: WorkerGroup = SOLO,
+        **named: Any,
     ) -> None:
         super().__init__(*positional, **named)
+        self._share = share
         self._advantage = advantage
         self._group = group
 
@@ -65,27 +71,20 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
             devices=seen["devices"].reshape(*seen["mask"].shape, -1),
             mask=seen["mask"],
             action=self.actions.reshape(shape),
+            log_prob=self.log_probs,
+            value=self.values,
             reward=self.rewards,
             starts=self.episode_starts,
         )
 
-    def fill(self, evaluate: Evaluate, *, last_values: torch.Tensor, ended: NDArray[np.bool_]) -> None:
-        """Computes all that follows from the decisions of a rollout.
+    def finish(self, last_values: torch.Tensor, ended: NDArray[np.bool_]) -> None:
+        """Computes what follows from the decisions of a rollout.
 
         Args:
-            evaluate: returns values and log-probabilities of some decisions.
             last_values: of what is observed after the last decisions, float32 (n_envs, 1).
             ended: whether these ended an episode, bool (n_envs,).
         """
         self.action_masks[:] = self.observations["mask"]
-        flat = {name: rows.reshape(-1, rows.shape[-1]) for name, rows in self.observations.items()}
-        actions = self.actions.reshape(-1)
-        for first in range(0, len(actions), CHUNK):
-            rows = slice(first, first + CHUNK)
-            obs = {name: self.to_torch(each[rows], copy=False) for name, each in flat.items()}
-            values, log_probs = evaluate(obs, self.to_torch(actions[rows]))
-            self.values.reshape(-1)[rows] = values.cpu().numpy()
-            self.log_probs.reshape(-1)[rows] = log_probs.cpu().numpy()
         self.pos, self.full = self.buffer_size, True
         self.compute_returns_and_advantage(last_values, ended)
 
@@ -104,10 +103,17 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         if self._advantage == "op":
             advantages = less_others(problem * (op.max() + 1) + op, advantages)
         group = np.zeros_like(problem) if self._advantage == "batch" else problem
-        self.advantages: NDArray[np.float32] = normalise_within(group, advantages)
+        self._weigh(normalise_within(group, advantages))
+
+    def _weigh(self, advantages: NDArray[np.float32]) -> None:
+        """Chooses the decisions to learn from, and weighs their advantages so that sums stay unbiased."""
+        chances = chances_of(advantages, self._share)
+        self._is_chosen = np.random.random(chances.shape) < chances  # noqa: NPY002 (as SB3 does)
+        weighed = advantages / np.maximum(chances, np.float32(1e-6))
+        self.advantages: NDArray[np.float32] = weighed.astype(np.float32)
 
     def get(self, batch_size: int | None = None) -> Iterator[MaskableDictRolloutBufferSamples]:
-        """Yields random minibatches of the joint rollout.
+        """Yields random minibatches of the decisions of a joint rollout that are learned from.
 
         With several workers, observations, actions and masks are those of the own decisions, and all else is
         of all decisions, sorted by the worker that took them.
@@ -115,12 +121,9 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         Args:
             batch_size: decisions of a minibatch, over all workers.
         """
-        if self._group.size == 1:
-            yield from super().get(batch_size)
-            return
         self._flatten()
         n_own = self.buffer_size * self.n_envs
-        indices = np.random.permutation(n_own * self._group.size)  # noqa: NPY002 (as SB3 does)
+        indices = np.random.permutation(np.flatnonzero(self._is_chosen))  # noqa: NPY002 (as SB3 does)
         step = batch_size or len(indices)
         for first in range(0, len(indices), step):
             chosen = indices[first : first + step]
@@ -135,6 +138,7 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         self.observations = {name: self.swap_and_flatten(rows) for name, rows in self.observations.items()}
         for name in ("actions", "action_masks", *JOINED):
             setattr(self, name, self.swap_and_flatten(getattr(self, name)))
+        self._is_chosen = self.swap_and_flatten(self._is_chosen).ravel()
         self.generator_ready = True
 
     def _samples(self, own: NDArray[np.int64], chosen: NDArray[np.int64]) -> MaskableDictRolloutBufferSamples:
@@ -151,6 +155,26 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
             returns=returns,
             action_masks=self.to_torch(self.action_masks[own].reshape(-1, self.mask_dims)),
         )
+
+
+def chances_of(advantages: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    """Computes chances in proportion to the size of advantages, at most 1, whose mean is a given share.
+
+    It is the choice of least variance for an unbiased sum. Source: importance sampling by the norm of the
+    gradient (Katharopoulos and Fleuret 2018, arXiv 1803.00942).
+
+    Args:
+        advantages: float32, any shape.
+        share: above 0, at most 1.
+    """
+    sizes = np.abs(advantages)
+    if share >= 1 or not sizes.any():
+        return np.full_like(sizes, min(share, 1.0))
+    low, high = 0.0, float(sizes.max()) / share
+    for _ in range(HALVINGS):
+        unit = (low + high) / 2
+        low, high = (unit, high) if np.minimum(sizes / unit, 1).mean() > share else (low, unit)
+    return np.minimum(sizes / np.float32(high), np.float32(1))
 
 
 def less_others(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -86,7 +86,7 @@ def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Pa
     assert workers.wait() == [0, 0], workers.outputs
     assert read_json(run / "result.json")["finished"]
     iterations = [row["training/iteration"] for row in rows_of(run)]
-    assert iterations == list(range(1, len(iterations) + 1))
+    assert iterations == list(range(len(iterations)))
     assert len(iterations) > n_rows
 
 

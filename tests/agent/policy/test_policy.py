@@ -68,8 +68,12 @@ def test_graphs_of_a_batch_do_not_meet(encoder: str) -> None:
     assert len(parts[1].nodes) > 2 * WINDOW
     torch.manual_seed(0)
     network = PlacementNetwork(current_shape(encoder, 16, 3))
-    alone = torch.cat([network.contexts(GraphBatch.of([part])) for part in parts])
-    torch.testing.assert_close(network.contexts(GraphBatch.of(parts)), alone)
+
+    def contexts(batch: GraphBatch) -> Tensor:
+        return network.contexts(*network.encode(batch), batch.member)
+
+    alone = torch.cat([contexts(GraphBatch.of([part])) for part in parts])
+    torch.testing.assert_close(contexts(GraphBatch.of(parts)), alone)
 
 
 def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
@@ -184,8 +188,9 @@ def test_devices_that_do_not_exist_change_nothing() -> None:
 def test_cached_and_fresh_scores_agree(encoder: str) -> None:
     policy = make_policy(encoder)
     obs = observations(policy)
-    for cached, fresh in zip(policy.scores(obs), policy.scores_for_update(obs), strict=True):
-        torch.testing.assert_close(cached, fresh)
+    for other in (policy.scores_for_update, policy.scores_of_encoded):
+        for cached, fresh in zip(policy.scores(obs), other(obs), strict=True):
+            torch.testing.assert_close(cached, fresh)
 
 
 @pytest.mark.parametrize("n_rows", [1, 32])
@@ -214,6 +219,21 @@ def test_an_update_empties_the_cache() -> None:
     after, _ = policy.scores(obs)
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, policy.scores_for_update(obs)[0])
+
+
+def test_what_is_encoded_has_the_gradients_of_all_but_the_encoder() -> None:
+    policy = make_policy(n_problems=3)
+    obs, network = observations(policy), policy.network
+    gradients = []
+    for scores in (policy.scores_for_update, policy.scores_of_encoded):
+        network.zero_grad()
+        (scores(obs)[0].log_softmax(1)[:, 0].sum() + scores(obs)[1].square().sum()).backward()
+        gradients.append({name: weight.grad for name, weight in network.named_parameters()})
+    for name, expected in gradients[0].items():
+        if name.startswith("encoder."):
+            assert gradients[1][name] is None
+        else:
+            torch.testing.assert_close(gradients[1][name], expected)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

@@ -89,10 +89,10 @@ def test_curves_of_a_run_that_goes_on_have_no_doubles(tmp_path: Path) -> None:
     for first in (1, 3):
         board = TensorBoard(tmp_path, {"seed": 0, "families": ["a", "b"]})
         for at in range(first, first + 4):
-            board.report(10 * at, {"update/loss": at + 0.5 * (first == 3)})
+            board.report(10 * at, {"train/loss": at + 0.5 * (first == 3)})
         board.close({"best_score": 0.25} if first == 3 else {})
     events = EventAccumulator(str(tmp_path)).Reload()
-    losses = [(event.step, event.value) for event in events.Scalars("update/loss")]
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(10, 1), (20, 2), (30, 3.5), (40, 4.5), (50, 5.5), (60, 6.5)]
     assert [event.value for event in events.Scalars("result/best_score")] == [0.25]
     assert "metrics/text_summary" in events.Tags()["tensors"]
@@ -113,13 +113,13 @@ def test_the_first_chart_has_a_part_for_each_phase_and_the_level_of_the_search(t
         "curves/search": [(10, 1), (20, 1), (30, 1), (40, 1)],
     }
     for folder, points in expected.items():
-        events = EventAccumulator(str(tmp_path / folder)).Reload().Scalars("held_out/annealing")
+        events = EventAccumulator(str(tmp_path / folder)).Reload().Scalars("compare/to_annealing")
         assert [(event.step, round(event.value, 3)) for event in events] == points
 
 
 def test_hyperparameters_are_listed_against_the_final_ratio_first(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path, {"seed": 0})
-    board.report(10, {"update/loss": 1.0})
+    board.report(10, {"train/loss": 1.0})
     board.close({"timesteps": 10.0, "wall_s": 1.0, "best_score": 0.25})
     events = EventAccumulator(str(tmp_path)).Reload()
     content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
@@ -162,7 +162,7 @@ def test_the_bar_and_its_lines_fit_80_columns() -> None:
     bar.close({})
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown.getvalue())
     assert "annealing 1,029 graphs to compare with" in text
-    assert " 98,765,432 decisions  train 0.700  validation 0.700  held out 0.700  12,346/s" in text
+    assert " 98,765,432 decisions  score 0.700  validation 0.700  held out 0.700  12,346/s" in text
     assert "train 0.700  validation 0.700  12,346/s" in text
     assert "…" not in text
     assert max(map(len, re.split(r"[\r\n]", text))) <= 80

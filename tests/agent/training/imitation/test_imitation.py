@@ -265,7 +265,7 @@ def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
     learner = ImitationLearner(trajectories, (0,))
     epochs = [learner.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]
     rows = [metrics for metrics, _ in epochs]
-    accuracy, loss = "training/imitation_accuracy", "update/imitation_loss"
+    accuracy, loss = "training/imitation_accuracy", "train/imitation_loss"
     assert rows[-1][accuracy] > 0.95 > rows[0][accuracy]
     assert rows[-1][loss] < 0.3 * rows[0][loss]
     assert epochs[-1][1] == 16

@@ -76,7 +76,8 @@ def first_gradients(ppo: PlacementPPO) -> list[np.ndarray]:
 
     def keep(*_: object) -> None:
         if not found:
-            found.extend(weight.grad.numpy().copy() for weight in ppo.policy.parameters())
+            gradients = (weight.grad for weight in ppo.policy.parameters())
+            found.extend(gradient.numpy().copy() for gradient in gradients if gradient is not None)
 
     ppo.policy.optimizer.register_step_pre_hook(keep)
     np.random.seed(0)  # noqa: NPY002 (SB3 shuffles with it)

@@ -150,11 +150,11 @@ def scores(problem: Problem, observations: Sequence[Mapping[str, NDArray[Any]]])
 
 
 class KeepsWeights(MemoryContext):
-    """A context that keeps the weights after each update."""
+    """A context that keeps the weights after each update; the first row is of none."""
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         super().report(timesteps, metrics)
-        if len(self.rows) > 1:
+        if len(self.rows) > 2:
             self.keep()
 
     def keep(self) -> None:
@@ -174,7 +174,7 @@ def updates(mdp: str, train_on: Sequence[OpGraph]) -> Iterator[tuple[list[NDArra
         context.graphs = Split((first, second), (third,), (last,))
         train(config, context)
         context.keep()
-        yield from zip(context.weights, context.rows, strict=True)
+        yield from zip(context.weights, context.rows[1:], strict=True)
 
 
 def evaluation_files(words: Sequence[str]) -> Iterator[tuple[str, bytes]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -136,14 +136,16 @@ class _Training:
             self._report_untrained()
         for phase in self.phases:
             while not phase.done and not self._stops:
-                self._step(phase)
+                with self._ending_where_it_diverges(phase):
+                    self._update(phase)
         return self._result()
 
     def _report_untrained(self) -> None:
         """Reports how the policy places before it has learned anything."""
         first = next((phase for phase in self.phases if phase.rate), None)
         if first is not None:
-            self._report(first, self._evaluate(first, keep=False) | {SPEED: 0.0})
+            with self._ending_where_it_diverges(first):
+                self._report(first, self._evaluate(first, keep=False) | {SPEED: 0.0})
 
     def _result(self) -> Result:
         score, decisions = math.inf, 0
@@ -164,11 +166,12 @@ class _Training:
         before, after = self._evaluated
         return {use: (before[name], after[name]) for use, name in GAINS.items() if name in before and after}
 
-    def _step(self, phase: Phase) -> None:
-        """Makes one step of a phase, or ends the training where that diverges."""
+    @contextmanager
+    def _ending_where_it_diverges(self, phase: Phase) -> Iterator[None]:
+        """Ends the training where a number is not finite."""
         update = self.state.iteration + 1
         try:
-            self._update(phase)
+            yield
         except FloatingPointError as error:
             rates = (phase.rate, "final_learning_rate")
             rate, name = max((float(getattr(self.config, name)), name) for name in rates)

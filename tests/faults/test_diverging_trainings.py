@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def test_a_training_that_diverges_is_no_success_and_keeps_what_was_good(
     flags = DIVERGING[phase]
     run = begin("bad", "--checkpoint-every", "1", *good, *flags, rate, code=1)
     line = capsys.readouterr().err.splitlines()[-1]
-    update = 3 if good else 1
-    assert line.startswith(f"train_agent.py: training diverged in {phase}, update {update}: ")
+    updates = "[34]" if good else "1"
+    assert re.match(f"train_agent.py: training diverged in {phase}, update {updates}: ", line)
     assert line.endswith(f"with a lower {flags[-1]} (now {float(rate):g})")
     result = json.loads((run / "result.json").read_text())
     assert result["finished"] is False

@@ -66,7 +66,7 @@ PHASES = {
     "references": "annealing 3 graphs",
     "search": "searching 5 placements",
     "imitation": "imitation_loss",
-    "reinforcement": "policy_loss",
+    "reinforcement": "policy_gradient_loss",
 }
 
 

@@ -59,6 +59,13 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         self.group = group
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
 
+    @property
+    def learned(self) -> list[Tensor]:
+        """The weights that an update changes."""
+        kept = () if self.encodes else self.placer.network.encoder.parameters()
+        ids = {id(weight) for weight in kept}
+        return [weight for weight in self.parameters() if id(weight) not in ids]
+
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
         """The base class would build a perceptron here; ours comes with `make_policy`."""
 
@@ -104,7 +111,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
 
     def _nothing(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the losses of no decisions; the gradients are 0."""
-        none = next(self.parameters()).sum() * torch.empty(0, device=self.device)
+        none = self.placer.network.of_op.weight.sum() * torch.empty(0, device=self.device)
         return none, none, none
 
     @torch.no_grad()

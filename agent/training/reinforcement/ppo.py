@@ -198,7 +198,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         if self.group.size == 1:
             yield
             return
-        weights = list(self.policy.parameters())
+        weights = self.policy.learned
 
         def add_up(*_: object) -> None:
             sum_gradients(self.group, weights)

@@ -55,7 +55,7 @@ def test_two_workers_equal_one_with_the_joined_batch(tmp_path: Path, changes: di
 
 
 def test_all_workers_stop_where_one_is_asked_to(tmp_path: Path) -> None:
-    first, second = in_workers(partial(trained, stop_after={1: 2}), tmp_path)
+    first, second = in_workers(partial(trained, stop_after={1: 3}), tmp_path)
     assert not first[0].finished
     assert first[0].iterations == second[0].iterations == 2
     assert first[2], "a checkpoint is left"

@@ -15,7 +15,9 @@ from torch.distributed.pipelining import SplitPoint
 
 from agent import Pipeline, place
 from envs.pipeline.module_cuts import _beginnings, _nearest
+from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import phases_of
+from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from tests.agent.contexts.worker_cases import free_port
 from tests.envs.runtime.torch_ranks import compare_in_ranks, make
@@ -36,7 +38,7 @@ def test_cuts_move_to_the_nearest_modules_and_the_step_is_that_of_the_new_stages
     stages = plan.pipeline_stages(module)
     cuts = stages.cuts
     assert stages.split_spec == dict.fromkeys(cuts.modules, SplitPoint.BEGINNING)
-    assert cuts.step_time.total_s == plan._pipelined.simulate(cuts.stages).total_s
+    assert cuts.step_time.total_s == plan.objective.pipelined.simulate(cuts.stages).total_s
     assert cuts.planned_s == plan.step_time.total_s
     assert cuts.n_moved == (cuts.stages.stage_of != plan.stages.stage_of).sum()
     for stage, path in enumerate(cuts.modules, start=1):
@@ -131,10 +133,10 @@ def test_what_torch_cannot_run_is_one_line() -> None:
     with pytest.raises(
         ValueError, match="take ops out of program order, in which modules are split; place with"
     ):
-        replace(plan, stages=replace(plan.stages, stage_of=swapped)).pipeline_stages(two)
-    again = replace(plan, pipeline=Pipeline("zero-bubble", 2), stages=replace(plan.stages, recomputed=(1,)))
+        TorchStages(plan.objective.pipelined, replace(plan.stages, stage_of=swapped), plan.captured, two)
+    again = PipelinedProblem(plan.objective.problem, Pipeline("zero-bubble", 2))
     with pytest.raises(ValueError, match=r"^torch runs a stage again for each of its parameters with"):
-        again.pipeline_stages(two)
+        TorchStages(again, replace(plan.stages, recomputed=(1,)), plan.captured, two)
     stages = plan.pipeline_stages(two)
     with pytest.raises(ValueError, match="the plan has 2 devices, and 0 processes are there; start one each"):
         stages.step(x)

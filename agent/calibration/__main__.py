@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from agent.calibration.this_machine import Effort, measure_machine, measure_processes
 from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
+from graphs.system.progress import progress_bars
 
 NAME = "python -m agent.calibration"
 
@@ -52,9 +54,6 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
     Raises:
         MeasurementError: the database of times cannot be used, or a time is impossible.
     """
-    from agent.calibration.this_machine import Effort, measure_machine, measure_processes
-    from graphs.system.progress import progress_bars
-
     with progress_bars() as report:
         if n_processes is None:
             cluster, calibrations = measure_machine(Effort(repeats), threads, report)

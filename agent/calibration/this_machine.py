@@ -272,8 +272,7 @@ def measure_processes(
     """
     import torch
 
-    from envs.runtime.backends.processes import DeviceProcesses, n_cores
-    from envs.runtime.link_times import time_transfers
+    from envs.runtime.backends.processes import DeviceProcesses, n_cores, time_transfers
 
     if not 2 <= n_processes <= n_cores():
         raise MeasuredOpsError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")

@@ -23,7 +23,7 @@ from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
-from graphs.system.errors import InputError, each_line_once
+from graphs.system.errors import InputError, each_line_once, print_notice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,7 +139,7 @@ def place(
 
     @cache
     def captured_and_problem(count: int) -> tuple[CapturedStep | None, Problem]:
-        captured, graph = _graph(model, request.cut(inputs, count), **settings)
+        captured, graph = _graph(model, inputs, request, count, **settings)
         return captured, Problem(request.prepared(graph, [chosen]), chosen)
 
     def find(objective: Objective, share: Budget) -> PlacementResult:
@@ -186,13 +186,22 @@ def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | Non
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
 
 
-def _graph(model: nn.Module | OpGraph, inputs: Any, **settings: Any) -> tuple[CapturedStep | None, OpGraph]:
-    """Captures a module on its inputs; returns a graph as it is."""
+def _graph(
+    model: nn.Module | OpGraph, inputs: Any, request: Request, count: int, **settings: Any
+) -> tuple[CapturedStep | None, OpGraph]:
+    """Captures a module on its inputs; returns a graph as it is.
+
+    Args:
+        count: of microbatches if the inputs are to be split; the first is captured.
+    """
     if isinstance(model, OpGraph):
         return None, model
-    from graphs.capture.capture import capture_step
+    from graphs.capture import capture, structures
 
-    captured = capture_step(model, inputs, sources=True, **settings)
+    if request.split is not None:
+        cut = request.batch_dim, request.split_inputs
+        inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
+    captured = capture.capture_step(model, inputs, sources=True, **settings)
     return captured, captured.graph
 
 

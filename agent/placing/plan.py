@@ -149,18 +149,17 @@ class Plan:
             ExecutionError: a graph without module was placed, this machine lacks a device, the module is
                 another one, or the step cannot be run.
         """
-        from envs.runtime.backends.processes import DeviceProcesses, torch_devices
-        from envs.runtime.backends.torchrun import TorchrunDevices
+        from envs.runtime.backends import processes, torchrun
         from envs.runtime.device_program import ExecutionError
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")
         found: Devices
         if devices == TORCHRUN:
-            found = TorchrunDevices(timeout_s)
+            found = torchrun.TorchrunDevices(timeout_s)
         else:
-            names = torch_devices(self.cluster) if devices is None else list(devices)
-            found = DeviceProcesses(names, timeout_s, separate=self._separate_processes)
+            names = processes.torch_devices(self.cluster) if devices is None else list(devices)
+            found = processes.DeviceProcesses(names, timeout_s, separate=self._separate_processes)
         try:
             if found.n_devices != self.cluster.n_devices:
                 raise ExecutionError(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent.placers.base import PLACERS, Placer, PlacerError
+from agent.policy.compiled.policy import CompiledPolicy
+from agent.policy.serialization import StoredPolicy, read_policy
 from graphs.op_graph import OpGraph
-
-if TYPE_CHECKING:
-    from agent.policy.compiled.policy import CompiledPolicy
-    from agent.policy.serialization import StoredPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +61,7 @@ def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:
         PolicyFileError: it cannot be loaded.
         ValueError: a graph is too large for it.
     """
-    from agent.policy.compiled.policy import COMPILED_ENCODER
-    from agent.policy.serialization import read_policy
-
     opened = EvaluatedPolicy(read_policy(path))
-    encoder = opened.stored.card.shape.encoder
-    if encoder != COMPILED_ENCODER:
-        from agent.policy.encoders.base import check_size
-
-        check_size(encoder, graphs)
+    opened.stored.check_size(graphs)
     _ = opened.policy
     return opened

@@ -134,18 +134,6 @@ class Request:
             print_notice(line)
         return with_granularity(costed, self.granularity)
 
-    def cut(self, inputs: Any, count: int) -> Any:
-        """Cuts the first of so many microbatches from a batch, if it is to be split; says what stays whole.
-
-        Raises:
-            ValueError: it cannot be split.
-        """
-        if self.split is None:
-            return inputs
-        from graphs.capture.structures import split_batch
-
-        return split_batch(inputs, count, self.batch_dim, self.split_inputs, notify=print_notice)[0]
-
     def to_try(self, inputs: Any, n_devices: int) -> list[Pipeline | None]:
         """Lists the pipelines to choose from: one, but for `auto`; None = the step of one batch.
 

@@ -18,12 +18,13 @@ from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
 from agent.placers.search.walks import WalkTooLongError
+from agent.policy.decoding import ActingPolicy, decode
+from agent.policy.starts import start_of
 from envs.objective import OVER_BYTES, STEP
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 
 if TYPE_CHECKING:
-    from agent.policy.decoding import ActingPolicy
     from agent.policy.mdp_config import MdpConfig
 
 SAMPLES = 16
@@ -108,8 +109,6 @@ class _Decoder:
         """
         search, mdp_config = self.search, self._affordable()
         if mdp_config is None:
-            from agent.policy.starts import start_of
-
             search.score(start_of(self.policy.mdp_config.start)(search.problem)[None])
             return None
         n_each = 1 + mdp_config.evaluations(search.problem)
@@ -137,8 +136,6 @@ class _Decoder:
 
         One, by memory alone, where none is feasible, or the graph has only parameters and inputs.
         """
-        from agent.policy.decoding import decode
-
         if tight.graph.is_compute.any():
             with suppress(InfeasibleError):
                 return decode(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,17 +79,26 @@ class StoredPolicy:
         """
         import torch
 
-        from agent.policy.network import PlacementNetwork
         from agent.policy.policy import Policy
 
         weights = self._read_weights()
         with torch.device("meta"):
-            network = PlacementNetwork(self.card.shape)
+            network = new_network(self.card.shape)
         expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         _check_weights(weights, expected, self._file)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         network.load_state_dict(tensors, assign=True)
         return Policy(network, MdpConfig.from_settings(self.card.config))
+
+    def check_size(self, graphs: Iterable[OpGraph]) -> None:
+        """Checks that the encoder can embed some graphs.
+
+        Raises:
+            EncoderError: a graph has more compute ops than the encoder can embed.
+        """
+        encoder = self.card.shape.encoder
+        if encoder != COMPILED_ENCODER:
+            _encoders().check_size(encoder, graphs)
 
     def compiled(self) -> CompiledPolicy:
         """Makes a policy that acts without torch, if its encoder is compiled.
@@ -235,8 +245,10 @@ def _parse_shape(value: object, where: str) -> NetworkShape:
             f"{where}: unknown feature set {feature_set!r}; known are {', '.join(FEATURE_SETS)}"
         )
     encoder = json_fields.text(record["encoder"], f"{where}.encoder")
-    if encoder != COMPILED_ENCODER and encoder not in _encoders():
-        raise PolicyFileError(f"{where}: unknown encoder {encoder!r}; known are {', '.join(_encoders())}")
+    if encoder != COMPILED_ENCODER and encoder not in _encoders().ENCODERS:
+        raise PolicyFileError(
+            f"{where}: unknown encoder {encoder!r}; known are {', '.join(_encoders().ENCODERS)}"
+        )
     hidden = json_fields.integer(record["hidden"], f"{where}.hidden")
     rounds = json_fields.integer(record["rounds"], f"{where}.rounds")
     if not (1 <= hidden <= MAX_WIDTH and 1 <= rounds <= MAX_ROUNDS):
@@ -251,11 +263,18 @@ def _parse_seen(value: object, where: str) -> Mapping[str, str]:
     return {key: json_fields.text(record[key], f"{where}.{key}") for key in record}
 
 
-def _encoders() -> Iterable[str]:
-    """Lists the names of all encoders; loads torch."""
-    from agent.policy.encoders.base import ENCODERS
+def new_network(shape: NetworkShape) -> PlacementNetwork:
+    """Makes a network with random weights; loads torch."""
+    from agent.policy.network import PlacementNetwork
 
-    return list(ENCODERS)
+    return PlacementNetwork(shape)
+
+
+def _encoders() -> ModuleType:
+    """Loads the module of the encoders, and torch with it."""
+    from agent.policy.encoders import base
+
+    return base
 
 
 def _check_weights(

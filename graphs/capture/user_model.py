@@ -61,15 +61,14 @@ def capture_model(
         GraphError: the model cannot be captured.
     """
     made = make_model(spec) if made is None else made
-    from graphs.capture.capture import capture_step
-    from graphs.capture.decoding import capture_decoding
+    from graphs.capture import capture, decoding
 
     shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True}
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
-            return capture_decoding(made.module, made.inputs, prompt, **shared)
+            return decoding.capture_decoding(made.module, made.inputs, prompt, **shared)
         shared |= {"loss": made.loss, "optimizer": optimizer, "training": training, "gpu": gpu}
-        return capture_step(made.module, made.inputs, **shared)
+        return capture.capture_step(made.module, made.inputs, **shared)
 
 
 def make_model(

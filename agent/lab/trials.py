@@ -22,7 +22,7 @@ from agent.placers.base import Budget
 from agent.placing.policies import EvaluatedPolicy, open_policy
 from agent.placing.request import check_placers
 from agent.policy.seen import NOT_SEEN
-from agent.policy.serialization import new_network, read_policy, save_policy
+from agent.policy.serialization import read_policy, save_policy, torch_classes
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import capture_draw
@@ -187,10 +187,11 @@ def _opened(path: str, folder: Path) -> EvaluatedPolicy:
     if path == RANDOM:
         import torch
 
+        make_network, _ = torch_classes()
         card = read_policy(PRETRAINED).card
         torch.manual_seed(0)
         (folder / RANDOM).mkdir(parents=True, exist_ok=True)
-        save_policy(folder / RANDOM, new_network(card.shape), card)
+        save_policy(folder / RANDOM, make_network(card.shape), card)
         path = str(folder / RANDOM)
     return open_policy(path or PRETRAINED, ())
 

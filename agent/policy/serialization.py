@@ -79,16 +79,15 @@ class StoredPolicy:
         """
         import torch
 
-        from agent.policy.policy import Policy
-
+        make_network, make_policy = torch_classes()
         weights = self._read_weights()
         with torch.device("meta"):
-            network = new_network(self.card.shape)
+            network = make_network(self.card.shape)
         expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         _check_weights(weights, expected, self._file)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         network.load_state_dict(tensors, assign=True)
-        return Policy(network, MdpConfig.from_settings(self.card.config))
+        return make_policy(network, MdpConfig.from_settings(self.card.config))
 
     def check_size(self, graphs: Iterable[OpGraph]) -> None:
         """Checks that the encoder can embed some graphs.
@@ -263,11 +262,11 @@ def _parse_seen(value: object, where: str) -> Mapping[str, str]:
     return {key: json_fields.text(record[key], f"{where}.{key}") for key in record}
 
 
-def new_network(shape: NetworkShape) -> PlacementNetwork:
-    """Makes a network with random weights; loads torch."""
-    from agent.policy.network import PlacementNetwork
+def torch_classes() -> tuple[type[PlacementNetwork], type[Policy]]:
+    """Loads the classes of networks and policies, and torch with them."""
+    from agent.policy import network, policy
 
-    return PlacementNetwork(shape)
+    return network.PlacementNetwork, policy.Policy
 
 
 def _encoders() -> ModuleType:

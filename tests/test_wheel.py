@@ -91,7 +91,7 @@ def test_it_brings_every_file_that_code_reads(wheel: Path) -> None:
 def test_it_is_imported_from_the_environment_and_its_data_is_found(programs: Path, tmp_path: Path) -> None:
     code = """
 import agent, envs, graphs, importlib.util
-from agent.lab.experiment import RESULTS
+from agent.lab.questions import RESULTS
 from agent.policy.serialization import read_policy
 from envs.cluster.presets import get_cluster
 from graphs.dataset import load_family

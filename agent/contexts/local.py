@@ -18,8 +18,8 @@ from agent.training import run_folder as runs
 from agent.training.checkpoints import CheckpointError, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
+from agent.training.problems import Split, split_graphs
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
-from agent.training.split import Split, split_graphs
 from agent.training.trainer import DivergedError, Result, train
 from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.kinds import gpus_of

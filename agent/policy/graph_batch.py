@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from agent.policy.compiled.encoder import Neighbours, neighbours_of
-from agent.policy.graph_arrays import graph_arrays
 from agent.policy.neighbours import WithNeighbours
+from agent.policy.node_features import graph_arrays
 from envs.problem import Problem
 
 

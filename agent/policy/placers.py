@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agent.placers.base import PLACERS, Placer, PlacerError, SearchState, Strategy
-from agent.placers.completion import complete_placement
 from agent.placers.heuristics.single import single_devices
-from agent.placers.memory_limits import retry_until_feasible
+from agent.placers.memory_limits import complete_placement, retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
 from agent.placers.search.walks import WalkTooLongError

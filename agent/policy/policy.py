@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +15,6 @@ from agent.policy.compiled.policy import COMPILED_ENCODER, CompiledPolicy, Encod
 from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
-from agent.policy.threads import torch_threads
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
@@ -231,3 +231,19 @@ def _version(weights: Sequence[Tensor]) -> int:
 def _starts(sizes: list[int], device: torch.device) -> Tensor:
     """First row of each part where parts of these sizes stand one after another, and the end of the last."""
     return torch.tensor([0, *sizes], device=device).cumsum(0)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Limits torch to `count` threads within the block.
+
+    Scoring a decision takes microseconds: a second thread gains nothing, and on a busy machine each of its
+    operations waits for the other processes. Updates divide their work into
+    larger parts.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -31,7 +31,7 @@ from agent.studies.study_trials import (
 from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, stop_file, train_trial
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
-from agent.training.split import Split
+from agent.training.problems import Split
 from graphs.system.interrupts import handled_by
 from graphs.system.worker_process import Death, Process, WorkerProcess
 

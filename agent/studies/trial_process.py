@@ -19,9 +19,8 @@ from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.metrics import ITERATION, SCORE
-from agent.training.performance.malloc import release_freed_memory
-from agent.training.problems import validation_problems
-from agent.training.split import Split
+from agent.training.performance import release_freed_memory
+from agent.training.problems import Split, validation_problems
 from agent.training.trainer import DivergedError, train
 from agent.training.validation import ratios_over_orders
 from graphs.identity import content_hash

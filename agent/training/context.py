@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.training.checkpoints import CheckpointFolder
-from agent.training.split import Split
+from agent.training.problems import Split
 from agent.training.workers import WorkerGroup
 from envs.runtime.runnable_model import RunnableModel
 

@@ -13,9 +13,8 @@ from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
 from agent.training.config import MEASURED, ConfigError, TrainConfig
-from agent.training.problems import left_out
+from agent.training.problems import Split, left_out
 from agent.training.run_folder import policy_folder
-from agent.training.split import Split
 from agent.training.step_timer import MeasuredStepTimer
 from envs.cluster.presets import RANDOM, get_cluster
 from envs.placement import CONSTRUCT

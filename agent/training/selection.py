@@ -11,9 +11,8 @@ from agent.policy.seen import describe_seen
 from agent.policy.serialization import PolicyCard, save_policy
 from agent.training.metrics import EVALUATED_REWARD, SCORE
 from agent.training.problems import validation_problems
-from agent.training.references import annealing_s
 from agent.training.state import TrainingState
-from agent.training.validation import RelativeMetrics, ratios_over_orders
+from agent.training.validation import RelativeMetrics, annealing_s, ratios_over_orders
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from agent.policy.threads import torch_threads
+from agent.policy.policy import torch_threads
 from agent.training.checkpoints import Checkpoint, restoring
 from agent.training.clock import Clock
 from agent.training.config import TrainConfig
@@ -27,8 +27,7 @@ from agent.training.metrics import (
     WALL_S,
     step_time_name,
 )
-from agent.training.performance.bf16 import bf16_matmul
-from agent.training.performance.malloc import tune_malloc
+from agent.training.performance import bf16_matmul, tune_malloc
 from agent.training.phase import Phase
 from agent.training.reinforcement.phase import Reinforcement
 from agent.training.selection import PolicySelection

@@ -1,21 +1,26 @@
-"""The quality of a policy while it trains: greedy placements of graphs kept for that."""
+"""The quality of a policy while it trains: greedy placements of graphs kept for that, and references."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
+from agent.placers.base import PLACERS, Budget
 from agent.placers.memory_limits import MemoryLimits
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
-from agent.training.references import list_schedule_s
 from envs.placement.reward import Reward, simulated
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.system import json_fields
+from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 INFEASIBLE_RATIO = 2.0
 """Step-time ratio that a placement out of memory counts as: much worse than any sensible one, but not so much
@@ -99,3 +104,69 @@ def greedy_ratios(
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
                 del waiting[index]
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]
+
+
+LIST_SCHEDULERS = ("heft", "m-etf")
+ANNEALING_EVALUATIONS = 10_000
+FORMAT = "placewalk.references/1"
+
+
+def list_schedule_s(problem: Problem) -> float:
+    """Step time of the best feasible list schedule, or of the fastest single device if none is feasible."""
+    rng = np.random.default_rng(0)
+    found = [PLACERS[name].place(problem, Budget(evaluations=8), rng) for name in LIST_SCHEDULERS]
+    feasible = [result.step_time.total_s for result in found if result.feasible]
+    return min(feasible, default=problem.scale_s)
+
+
+def annealing_s(
+    problems: Sequence[Problem], path: Path, announce: Callable[[str, float], None]
+) -> list[float]:
+    """Step times that annealing finds with a fixed seed, or of one device if it finds no feasible placement.
+
+    Args:
+        path: file that keeps them for the same problems; it is written if they are not there.
+            All is repeatable, so a file that is damaged is written anew; `announce` is told.
+        announce: called with what goes on and which share of it is done.
+    """
+    keys = [f"{problem.graph.name} on {problem.cluster.name}" for problem in problems]
+    try:
+        if (kept := _read(path, keys)) is not None:
+            return kept
+    except FileFormatError as error:
+        announce(f"{error}; its content will be computed again", 0.0)
+    activity = f"annealing {len(problems)} graphs to compare with"
+
+    def search(problem: Problem) -> float:
+        found = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
+        return found.step_time.total_s if found.feasible else problem.scale_s
+
+    total_s = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, found_s in enumerate(pool.map(search, problems)):
+            announce(activity, done / len(problems))
+            total_s.append(found_s)
+    rows = [[key, found_s] for key, found_s in zip(keys, total_s, strict=True)]
+    write_json_atomic(path, {"format": FORMAT, "evaluations": ANNEALING_EVALUATIONS, "annealing_s": rows})
+    return total_s
+
+
+def _read(path: Path, keys: Sequence[str]) -> list[float] | None:
+    """The references of these problems, if the file holds them and no others.
+
+    Raises:
+        FileFormatError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    record, where = read_json(path), f"{path}: annealing_s"
+    values = json_fields.fields(record, str(path), {"format", "evaluations", "annealing_s"}, format=FORMAT)
+    names, found_s = [], []
+    for row in json_fields.array(values["annealing_s"], where):
+        if len(json_fields.array(row, where)) != 2:
+            raise FileFormatError(f"{where}: holds a row of {len(row)} values; expected a name and seconds")
+        names.append(json_fields.text(row[0], where))
+        found_s.append(json_fields.number(row[1], where))
+    if any(each <= 0 for each in found_s):
+        raise FileFormatError(f"{where}: holds a step time that is not positive")
+    return found_s if names == list(keys) else None

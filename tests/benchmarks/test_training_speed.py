@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from agent.policy.network import PlacementNetwork
-from agent.policy.policy import Policy
+from agent.policy.policy import Policy, torch_threads
 from agent.policy.shape import current_shape
-from agent.policy.threads import torch_threads
 from agent.training.config import TrainConfig
-from agent.training.performance.bf16 import bf16_matmul
-from agent.training.performance.malloc import tune_malloc
+from agent.training.performance import bf16_matmul, tune_malloc
 from agent.training.reinforcement.ppo import PlacementPPO, make_ppo
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv

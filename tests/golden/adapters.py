@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from agent.commands import evaluate
-from agent.lab import command
-from agent.lab.experiment import EXPERIMENTS, RESULTS
+from agent.lab import __main__ as command
+from agent.lab.questions import EXPERIMENTS, RESULTS
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
-from agent.training.split import Split
+from agent.training.problems import Split
 from agent.training.trainer import train
 from envs.cluster.presets import get_cluster
 from envs.objective import PIPELINE, STEP, PipelineObjective

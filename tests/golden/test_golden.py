@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.policy.threads import torch_threads
+from agent.policy.policy import torch_threads
 from tests.golden.make import BY_NAME, agrees, differences
 
 

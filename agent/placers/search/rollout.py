@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.placers.base import SearchState, placer
-from agent.placers.completion import complete_placement
-from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
+from agent.placers.memory_limits import MemoryLimits, complete_placement, retry_until_feasible
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
 from envs.objective import OVER_BYTES
 from envs.placement.episodes import EpisodeBatch, MdpError

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.placers.completion import complete_placement
+from agent.placers.memory_limits import complete_placement
 from envs.placement.episodes import EpisodeBatch
 from graphs.system.array_types import IntArray
 from graphs.system.running_time import Clock, running_s

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.policy.compiled.layers import Floats, add_product, by_input, silu
-from agent.policy.graph_arrays import GraphArrays
+from agent.policy.node_features import GraphArrays
 from agent.policy.shape import NetworkShape
 from envs.simulator.arrays import copy
 from graphs.system.array_types import IntArray

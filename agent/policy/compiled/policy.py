@@ -9,8 +9,8 @@ from functools import cached_property
 from agent.policy.compiled.encoder import EncoderArrays, contexts_of, encoder_arrays
 from agent.policy.compiled.head import Contexts, HeadArrays, head_arrays, join_contexts
 from agent.policy.compiled.layers import Floats
-from agent.policy.graph_arrays import graph_arrays
 from agent.policy.mdp_config import MdpConfig
+from agent.policy.node_features import graph_arrays
 from agent.policy.shape import NetworkShape
 from envs.problem import Problem
 from graphs.system.array_types import IntArray

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from agent.policy.policy import Policy
 from agent.training.divergence import check_finite
 from agent.training.imitation.trajectories import Trajectory
-from agent.training.performance.parallel import scores_in_threads
+from agent.training.performance import scores_in_threads
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
 
 TRAJECTORIES_PER_STEP = 8

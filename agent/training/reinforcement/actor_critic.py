@@ -17,7 +17,7 @@ from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
 from agent.training.divergence import check_scores
-from agent.training.performance.parallel import scores_in_threads
+from agent.training.performance import scores_in_threads
 from agent.training.workers import SOLO, WorkerGroup, joined_rows
 
 Masks = NDArray[np.bool_] | Tensor | None

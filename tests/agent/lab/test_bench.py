@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.lab.__main__ import main
 from agent.lab.bench import BenchmarkRow
-from agent.lab.command import main
-from agent.lab.experiment import EXPERIMENTS
 from agent.lab.pivot import Row, read_table, write_rows
+from agent.lab.questions import EXPERIMENTS
 
 NAME, PIPELINE = "doppler:chain_mm", "pipedream:alexnet"
 

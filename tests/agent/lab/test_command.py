@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.lab.command import FLAGS, main
-from agent.lab.experiment import EXPERIMENTS
+from agent.lab.__main__ import FLAGS, main
+from agent.lab.questions import EXPERIMENTS
 from tests.test_imports import HEAVY
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("words", [[], ["--help"]], ids=["no words", "help"])
 def test_all_experiments_are_listed_and_nothing_heavy_is_loaded(words: list[str]) -> None:
-    code = "import sys; from agent.lab.command import main; main(sys.argv[1:]); print('loaded', *sys.modules)"
+    code = (
+        "import sys; from agent.lab.__main__ import main; main(sys.argv[1:]); print('loaded', *sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
     *lines, loaded = done.stdout.splitlines()
     assert not {*loaded.split()} & {*HEAVY}

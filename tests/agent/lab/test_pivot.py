@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.lab.command import main
-from agent.lab.experiment import EXPERIMENTS
+from agent.lab.__main__ import main
 from agent.lab.pivot import (
     Across,
     ExperimentError,
@@ -23,6 +22,7 @@ from agent.lab.pivot import (
     value,
     write_rows,
 )
+from agent.lab.questions import EXPERIMENTS
 
 ROWS: list[Row] = [
     {"kind": "a", "size": 1, "s": 1.0, "base": 2.0},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.lab.command import main
-from agent.lab.experiment import EXPERIMENTS, RESULTS
+from agent.lab.__main__ import main
+from agent.lab.questions import EXPERIMENTS, RESULTS
 
 ROOT = Path(__file__).parents[3]
 INDEX, HISTORY = RESULTS.parent / "RESULTS.md", RESULTS.parent / "HISTORY.md"

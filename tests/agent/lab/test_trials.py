@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.lab import trials
-from agent.lab.command import main
+from agent.lab.__main__ import main
 from agent.lab.pivot import ExperimentError, read_table
 from agent.lab.trials import FIRST_SEED, KEPT, LARGE, NEW, PRETRAINED, RANDOM, SealedTrials, sealed_graphs
 from agent.policy.serialization import read_policy

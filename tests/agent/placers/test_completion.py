@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agent.placers.completion import complete_placement
+from agent.placers.memory_limits import complete_placement
 from envs.problem import Problem
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 

@@ -11,7 +11,7 @@ from agent.commands.train_flags import make_parser
 from agent.contexts.engine import EngineConfig
 from agent.studies.study_config import StudyConfig
 from agent.training.config import ConfigError, TrainConfig
-from agent.training.split import split_graphs
+from agent.training.problems import split_graphs
 from graphs.op_graph import OpGraph, build_graph
 
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from agent.training.inputs import read_inputs
-from agent.training.problems import problems_of, training_problems, validation_problems
-from agent.training.split import Split
+from agent.training.problems import Split, problems_of, training_problems, validation_problems
 from envs.problem import Problem
 from graphs.op_graph import build_graph
 from tests.agent.training.trainer_cases import SMALL, chains

@@ -20,8 +20,7 @@ from agent.training.clock import Clock, Elapsed
 from agent.training.config import ConfigError
 from agent.training.imitation.phases import OnPolicyImitation
 from agent.training.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tag_of
-from agent.training.problems import problems_of
-from agent.training.split import Split
+from agent.training.problems import Split, problems_of
 from agent.training.trainer import train
 from envs.cluster.cluster import ClusterError
 from envs.problem import Problem

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.metrics import CPU_S, SPEED, WALL_S
-from agent.training.split import Split
+from agent.training.problems import Split
 from agent.training.workers import SOLO, WorkerGroup
 from envs.runtime.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent.policy.policy import torch_threads
 from agent.policy.serialization import load_policy
-from agent.policy.threads import torch_threads
 from envs.placement.observation.features import DEVICE_FEATURES
 from envs.simulator.simulate import simulate_problem
 

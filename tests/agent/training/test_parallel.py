@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent.training.performance.parallel import in_threads
+from agent.training.performance import in_threads
 
 
 def loss_and_gradients(n_jobs: int) -> tuple[float, list[Tensor]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROW = re.compile(r"^\| (.+) \| (\d+) \| (`[\w/]+\.py`(?: → `[\w/]+\.py`)+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (.+) \| (\d+) \| (`[\w/]+\.py`(?:, `[\w/]+\.py`)+) \|$", re.MULTILINE)
 JOURNEYS = {
     what: (int(count), re.findall(r"`([\w/]+\.py)`", files))
     for what, count, files in ROW.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))

@@ -65,17 +65,17 @@ class Result:
 
 
 def table(results: Sequence[Result], pairs: Sequence[tuple[str, str]] = PAIRS) -> list[str]:
-    """Makes the lines of the table: each pair with its newest result, or that it was not run."""
+    """Makes the lines of the table: each pair with its newest result; then the pairs that were not run."""
     newest = {(each.torch, each.python): each for each in results}
     lines = [
         "| torch | Python | capture and policy tests | commit | date |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for torch, python in sorted({*pairs, *newest}, key=_newest_first):
-        found = newest.get((torch, python))
-        cells = (found.words, found.commit, found.date) if found else ("not run", "", "")
-        lines.append(f"| {found.installed or torch if found else torch} | {python} | {' | '.join(cells)} |")
-    return lines
+    for (torch, python), found in sorted(newest.items(), key=lambda item: _newest_first(item[0])):
+        cells = found.installed or torch, python, found.words, found.commit, found.date
+        lines.append(f"| {' | '.join(cells)} |")
+    missing = [":".join(pair) for pair in sorted({*pairs} - {*newest}, key=_newest_first)]
+    return [*lines, "", f"Not run: {', '.join(missing)}."] if missing else lines
 
 
 def _newest_first(pair: tuple[str, str]) -> list[tuple[int, ...]]:

@@ -121,7 +121,7 @@ def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.Ca
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["timesteps"] for row in rows] == [0, 24, 48]
     # One device takes what was measured, not what the slow cluster file says.
-    assert all(0.2 < row["step_time/train_over_single"] < 20 for row in rows)
+    assert all(0.2 < row["step_time/train_over_single"] < 20 for row in rows[1:])
     assert train.main(["--resume", "--name", "own", "--model", "own_model:net", "--timesteps", "72"]) == 0
 
 

@@ -29,9 +29,14 @@ class Improvements:
         self._kept: list[Improvement] = []
 
     def add(self, evaluations: int, seconds: float, step_time_s: float) -> None:
-        """Add a feasible placement if it is faster than the last one; others change nothing."""
-        if self._kept and step_time_s >= self._kept[-1].step_time_s:
-            return
+        """Add a feasible placement if it is faster than the last one; others change nothing.
+
+        Clocks that were read apart may differ a little: it counts as no earlier than the last one.
+        """
+        if self._kept:
+            if step_time_s >= self._kept[-1].step_time_s:
+                return
+            seconds = max(seconds, self._kept[-1].seconds)
         if len(self._kept) == MOST:
             self._kept = [*self._kept[:-1:2], self._kept[-1]]
         self._kept.append(Improvement(evaluations, seconds, step_time_s))

@@ -50,12 +50,8 @@ class PolicySelection:
         all_seen = tuple({entry["sha256"]: entry for entry in (*seen, *shown)}.values())
         self._card = PolicyCard(state.policy.network.shape, all_seen, config.to_json())
 
-    def evaluate(self, *, keep: bool = True) -> dict[str, float]:
-        """Places all graphs greedily; returns the score and the step times by use, reference and family.
-
-        Args:
-            keep: whether the policy is written where it is the best so far.
-        """
+    def evaluate(self) -> dict[str, float]:
+        """Places all graphs greedily; returns the score and the step times by use, reference and family."""
         state = self._state
         policy = Policy(state.averaged_network, state.policy.mdp_config)
         problems = {"train": self._train} | {use: each.problems for use, each in self._metrics.items()}
@@ -67,7 +63,7 @@ class PolicySelection:
         for use, relative in self._metrics.items():
             metrics |= relative.of(use, enumerate(ratios[use]))
         score = float(np.exp(np.mean(np.log(ratios["train"] + ratios["validation"]))))
-        if keep and score < self.best_score:
+        if score < self.best_score:
             self.best_score, self.best_decisions = score, state.decisions
             save_policy(state.context.folder, state.averaged_network, self._card)
         return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}

@@ -144,7 +144,7 @@ class _Training:
         first = next((phase for phase in self.phases if phase.rate), None)
         if first is not None:
             with self._ending_where_it_diverges(first):
-                self._report(first, self._evaluate(first, keep=False) | {SPEED: 0.0})
+                self._report(first, self._evaluate(first) | {SPEED: 0.0})
 
     def _result(self) -> Result:
         score, decisions = math.inf, 0
@@ -191,9 +191,8 @@ class _Training:
             return
         metrics[SPEED] = (self.state.decisions - before) / (time.monotonic() - began)
         self.state.count_update()
-        is_regular = phase.done or self._is_due(self.config.eval_every)
-        if is_regular or self._is_due_early:
-            metrics |= self._evaluate(phase, keep=is_regular)
+        if phase.done or self._is_due(self.config.eval_every) or self._is_due_early:
+            metrics |= self._evaluate(phase)
         self._report(phase, metrics)
         self._agree_to_stop()
         for later in self.phases:
@@ -213,17 +212,16 @@ class _Training:
         }
         self.context.report(self.state.decisions, metrics | counters)
 
-    def _evaluate(self, phase: Phase, *, keep: bool) -> dict[str, float]:
+    def _evaluate(self, phase: Phase) -> dict[str, float]:
         """Evaluates the policy in the first worker; the others wait for it at their next exchange.
 
         Args:
             phase: in which it was updated last.
-            keep: whether the policy is kept if it is the best so far.
         """
         self.state.check_workers()
         clock = self.state.clock
         began_s = clock.wall_s
-        metrics = self._selection.evaluate(keep=keep) if self._selection is not None else {}
+        metrics = self._selection.evaluate() if self._selection is not None else {}
         clock.agree()
         self.state.evaluation_s = clock.wall_s - began_s
         is_reinforced = isinstance(phase, Reinforcement) and phase.steps > 0
@@ -243,10 +241,7 @@ class _Training:
 
     @property
     def _is_due_early(self) -> bool:
-        """Says whether to evaluate after few updates, where that is quick: most is learned at first.
-
-        No policy is kept then.
-        """
+        """Says whether to evaluate after few updates, where that is quick: most is learned at first."""
         is_cheap = self.state.evaluation_s <= EARLY_SHARE * self.config.limit_s
         return self.state.iteration in EARLY and is_cheap
 

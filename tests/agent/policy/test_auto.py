@@ -7,7 +7,7 @@ import pytest
 
 from agent.placers.base import PLACERS, Budget
 from agent.placers.search.walks import WalkTooLongError
-from agent.policy import auto, decoding
+from agent.policy import auto, placers
 from agent.policy.serialization import read_policy
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -55,5 +55,5 @@ def test_it_does_without_a_walk_where_decoding_is_given_up(monkeypatch: pytest.M
     def decode(*_: object, **__: object) -> IntArray:
         raise WalkTooLongError
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(placers, "decode", decode)
     assert np.isfinite(step_s("auto", Budget(None, 0.3)))

@@ -12,7 +12,7 @@ from agent.commands import evaluate
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.placers.memory_limits import MARGIN, MAX_TRIES
 from agent.placers.search.walks import WalkTooLongError
-from agent.policy import decoding
+from agent.policy import placers
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import SAMPLES
@@ -125,7 +125,7 @@ def test_a_placement_that_overflows_is_repeated_with_less_memory(monkeypatch):
         given_bytes.append(problem.cluster.memory_bytes.tolist())
         return (one_device if len(given_bytes) == 1 else spread)[None]
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(placers, "decode", decode)
     found = place("policy", problem=problem)
     assert found.feasible
     assert given_bytes[0] == [3 * GB, 3 * GB]
@@ -144,7 +144,7 @@ def test_where_less_memory_does_not_help_placements_are_drawn(monkeypatch):
     def decode(policy, problem, *, n_samples, **_):
         return np.stack([one_device, *[spread] * n_samples])
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(placers, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
     assert found.feasible
     assert found.evaluations == MAX_TRIES + 1 + SAMPLES + problem.n_devices
@@ -228,7 +228,7 @@ def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
         return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "decode", decode)
+        patch.setattr(placers, "decode", decode)
         assert place("policy-refine", evaluations=100, problem=problem).feasible
     assert len(given_bytes) > 2
 
@@ -244,7 +244,7 @@ def test_refining_draws_only_where_the_budget_is_long_for_an_episode(monkeypatch
         time.sleep(0.05)
         return np.zeros((1 + n_samples, problem.graph.n_ops), dtype=np.int64)
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(placers, "decode", decode)
     policy = Policy(untrained()[0])
     PLACERS["policy-refine"].with_policy(policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
     assert samples == drawn
@@ -261,7 +261,7 @@ def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
     def score_one_device(search, _):
         search.score(np.zeros((1, PROBLEM.graph.n_ops), dtype=np.int64))
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(placers, "decode", decode)
     monkeypatch.setattr("agent.policy.placers.score_starts", score_one_device)
     placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")
     found = placer.place(PROBLEM, Budget(None, seconds=0.2), np.random.default_rng(0))
@@ -275,7 +275,7 @@ def test_a_walk_that_would_outlast_its_seconds_is_given_up(monkeypatch):
         limits_s.append(limit_s)
         raise WalkTooLongError
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(placers, "decode", decode)
     placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")
     found = placer.place(PROBLEM, Budget(None, seconds=0.2), np.random.default_rng(0))
     assert found.evaluations > 1

@@ -63,7 +63,7 @@ class PolicySelection:
         for use, relative in self._metrics.items():
             metrics |= relative.of(use, enumerate(ratios[use]))
         score = float(np.exp(np.mean(np.log(ratios["train"] + ratios["validation"]))))
-        if score < self.best_score:
+        if state.iteration and score < self.best_score:  # a policy of no training is no result
             self.best_score, self.best_decisions = score, state.decisions
             save_policy(state.context.folder, state.averaged_network, self._card)
         return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}

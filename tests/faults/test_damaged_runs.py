@@ -118,7 +118,6 @@ def test_damaged_demonstrations_are_searched_again_and_the_same_is_learned(
     run = begin("run", *IMITATION, updates=0)
     expected = outcome(run)
     go_on_from_the_first_kept(run)
-    (run / "policy.safetensors").unlink()
     damage(run / "demonstrations.safetensors")
     capsys.readouterr()
     resume("run", updates=0)

@@ -90,7 +90,7 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     result = train(SMALL, context)
     assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
-    assert result.best_score == min(row.get(SCORE, np.inf) for row in context.rows)
+    assert result.best_score == min(row.get(SCORE, np.inf) for row in context.rows[1:])
     card = read_policy(tmp_path).card
     shown = (*context.graphs.train, *context.graphs.validation)
     assert [card.how_seen(graph) for graph in shown] == ["yes"] * 3

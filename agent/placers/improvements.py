@@ -31,12 +31,12 @@ class Improvements:
     def add(self, evaluations: int, seconds: float, step_time_s: float) -> None:
         """Add a feasible placement if it is faster than the last one; others change nothing.
 
-        Clocks that were read apart may differ a little: it counts as no earlier than the last one.
+        The clock goes back when a kernel was loaded, whose seconds do not count: none before is later.
         """
-        if self._kept:
-            if step_time_s >= self._kept[-1].step_time_s:
-                return
-            seconds = max(seconds, self._kept[-1].seconds)
+        if self._kept and step_time_s >= self._kept[-1].step_time_s:
+            return
+        if self._kept and seconds < self._kept[-1].seconds:
+            self._kept = [each._replace(seconds=min(each.seconds, seconds)) for each in self._kept]
         if len(self._kept) == MOST:
             self._kept = [*self._kept[:-1:2], self._kept[-1]]
         self._kept.append(Improvement(evaluations, seconds, step_time_s))

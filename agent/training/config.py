@@ -255,6 +255,12 @@ class TrainConfig(Settings, error=ConfigError):
         return self.reward == SIMULATED and self.limit_s >= LEAST_IMITATION_S
 
     @property
+    def leaves_imitation_out(self) -> bool:
+        """Says whether there would be imitation if the training were longer."""
+        asks = (self.imitation_epochs and self.demonstrations) or self.dagger_rounds
+        return bool(asks) and self.reward == SIMULATED and not self.imitates
+
+    @property
     def planned_imitation_epochs(self) -> int:
         """Epochs of imitation; none without demonstrations."""
         return self.imitation_epochs if self.demonstrations and self.imitates else 0

@@ -30,7 +30,7 @@ def untrained_policy() -> Policy:
 
 
 class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
-    """Adapts a `Policy` to SB3: rollouts score from cached embeddings, updates encode with gradients.
+    """Adapts a `Policy` to SB3: rollouts and updates score from cached embeddings of the graphs.
 
     It takes masks from the observation, so callers need not give any.
 

@@ -61,6 +61,9 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
     model.learn(1_000_000, callback=[...])
     ```
 
+    The graph encoder learns only with `policy_kwargs={"encodes": True}`. An update learns from a share of the
+    decisions.
+
     On a `PlacementVecEnv`, it collects a rollout in one compiled loop. It then calls the callbacks once for
     each step, as SB3 does: with `num_timesteps`, and `actions`, `rewards`, `dones` and `infos` in `locals`.
     On another environment that has `problems`, as a `PlacementEnv` or a `VecMonitor`, it uses SB3's own loop,

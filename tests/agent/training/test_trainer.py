@@ -111,6 +111,8 @@ def test_a_short_training_learns_by_reinforcement_alone(tmp_path: Path) -> None:
     assert [SCORE in row for row in context.rows] == [True] * 3
     assert result.reinforcement["score"] == (context.rows[0][SCORE], context.rows[-1][SCORE])
     assert set(result.reinforcement) == {"score", "validation", "held_out"}
+    assert replace(SMALL, minutes=3.9).leaves_imitation_out, "one line says so"
+    assert not replace(SMALL, minutes=4).leaves_imitation_out
 
 
 @pytest.mark.usefixtures("imitation_in_seconds")

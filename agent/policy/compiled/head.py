@@ -102,14 +102,29 @@ def score(head, scratch, e, problem, op, devices, mask):
             copy(shared, first)
             for k in range(len(head.columns)):
                 add_scaled(devices[device, head.columns[k]], head.device_weight[k], first)
-            silu(first)
-            copy(head.hidden_bias, second)
-            add_product(first, head.hidden_weight, second)
-            silu(second)
-            logit = head.out_bias[0]
-            for k in range(len(second)):
-                logit += second[k] * head.out_weight[k]
-            scratch.logits[e, device] = logit
+            scratch.logits[e, device] = output_of(head, first, second)
+
+
+@kernel
+def output_of(weights, first, second):
+    """Computes the layers of a head after the first one.
+
+    Args:
+        weights: `HeadArrays`, or another tuple with its fields of the second layer and the output.
+        first: first layer before its activation, float32 (hidden,); written.
+        second: float32 (hidden,); written (scratch).
+
+    Returns:
+        The output, float32.
+    """
+    silu(first)
+    copy(weights.hidden_bias, second)
+    add_product(first, weights.hidden_weight, second)
+    silu(second)
+    output = weights.out_bias[0]
+    for k in range(len(second)):
+        output += second[k] * weights.out_weight[k]
+    return output
 
 
 @kernel

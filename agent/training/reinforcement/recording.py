@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.policy.compiled.layers import Floats, add_product, by_input, silu
+from agent.policy.compiled.head import output_of
+from agent.policy.compiled.layers import Floats, add_product, by_input
 from agent.policy.compiled.walk import decide
 from envs.simulator.arrays import copy
 from graphs.system.array_types import IntArray
@@ -134,11 +135,4 @@ def state_value(head, critic, scratch, e, problem, op):
     row = head.row_of[head.first_op[problem] + op]
     copy(head.contexts[row, len(first) :], first)
     add_product(scratch.pooled[e], critic.pool_weight, first)
-    silu(first)
-    copy(critic.hidden_bias, second)
-    add_product(first, critic.hidden_weight, second)
-    silu(second)
-    value = critic.out_bias[0]
-    for k in range(len(second)):
-        value += second[k] * critic.out_weight[k]
-    return value
+    return output_of(critic, first, second)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
+from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MDPS
+from envs.placement.masks import NAMED, Mask
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation
-from envs.placement.packing import pack_problems
+from envs.placement.packing import PackedProblems, pack_problems
 from envs.placement.reward import Reward, simulated
 from envs.placement.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
 from envs.placement.transition import FITS, INFEASIBLE, INFEASIBLE_PENALTY, new_step_result, step_episodes
@@ -75,7 +76,8 @@ class EpisodeBatch:
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
-        mask: which devices are offered: those with free memory, or with `none` every one.
+        mask: which devices are offered: a `Mask`, or its name; "memory" for those with free memory, "none"
+            for every one.
         memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
         reward: says what the step takes under the placement of an episode that ended within the memory.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
@@ -86,7 +88,7 @@ class EpisodeBatch:
         observation: `Observation` of the ops at hand, updated in place by `begin` and `step`.
 
     Raises:
-        MdpError: no problems, a graph without compute ops, an unknown `mdp` or `mask`.
+        MdpError: no problems, a graph without compute ops, an unknown `mdp`, a `mask` that is none for one.
         InfeasibleError: a graph for which no placement is within the memory.
         OrderError: an unknown order.
     """
@@ -100,21 +102,22 @@ class EpisodeBatch:
         mdp: str = CONSTRUCT,
         passes: int = 2,
         start: Start = on_fastest_device,
-        mask: str = FREE_MEMORY,
+        mask: Mask | str = FREE_MEMORY,
         memory_penalty: float = 1.0,
         reward: Reward = simulated,
         incremental: bool = True,
         rolls_out: bool = True,
         threads: int = 1,
     ) -> None:
-        _check(problems, orders, mdp, mask)
+        _check(problems, orders, mdp)
+        mask = _mask(mask)
         self.problems = list(problems)
         self.orders = list(orders)
         self.improving = mdp == IMPROVE
         self.passes = passes if self.improving else 1
         self._rules = MdpRules(
             improving=self.improving,
-            masks=mask == FREE_MEMORY,
+            masks=mask.needs_memory,
             rolls_out=rolls_out and not self.improving,
             memory_penalty=float(memory_penalty),
         )
@@ -124,7 +127,7 @@ class EpisodeBatch:
         self.observation = new_observation(n, self.max_devices)
         self._start, self._incremental = start, incremental
         self._plans = VisitOrders(self.problems, self.orders, improving=self.improving, passes=self.passes)
-        self._packed = pack_problems(problems)
+        self._packed = _packed(problems, mask)
         self._episodes = new_episodes(problems, n, self.passes)
         self._result = new_step_result(n, self.max_devices)
         self._scratches = [new_candidate_scratch(problems) for _ in range(min(threads, n))]
@@ -266,13 +269,24 @@ class EpisodeBatch:
         )
 
 
-def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str, mask: str) -> None:
+def _mask(mask: Mask | str) -> Mask:
+    if isinstance(mask, str) and mask not in NAMED:
+        raise MdpError(f"unknown mask '{mask}'; use one of {', '.join(NAMED)}, or a Mask")
+    return NAMED[mask] if isinstance(mask, str) else mask
+
+
+def _packed(problems: Sequence[Problem], mask: Mask) -> PackedProblems:
+    try:
+        return pack_problems(problems, mask)
+    except ValueError as error:
+        raise MdpError(str(error)) from None
+
+
+def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str) -> None:
     if not problems:
         raise MdpError("no problems to place; give at least one graph and one cluster")
     if mdp not in MDPS:
         raise MdpError(f"unknown mdp '{mdp}'; use one of {', '.join(MDPS)}")
-    if mask not in MASKS:
-        raise MdpError(f"unknown mask '{mask}'; use one of {', '.join(MASKS)}")
     if not orders:
         raise MdpError("no traversal order; give at least one, e.g. topo")
     for name in orders:

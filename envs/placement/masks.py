@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from envs.placement import EVERY_DEVICE, FREE_MEMORY
+from graphs.system.array_types import BoolArray
 from graphs.system.jit import kernel
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Says which devices are offered for an op.
+
+    Attributes:
+        needs_memory: only those with free memory for the op's placement unit.
+        allowed: gives the devices that a unit may be on, bool (n_units, n_devices); by default, on all.
+    """
+
+    needs_memory: bool = True
+    allowed: Callable[[Problem], BoolArray] | None = None
+
+    def table(self, problem: Problem) -> BoolArray:
+        """Returns the devices that each placement unit of a problem may be on, bool (n_units, n_devices).
+
+        Raises:
+            ValueError: a table of another shape, or a unit without a device that could hold it.
+        """
+        shape = (len(problem.graph.units), problem.n_devices)
+        if self.allowed is None:
+            return np.ones(shape, dtype=np.bool_)
+        table = np.asarray(self.allowed(problem), dtype=np.bool_)
+        where = f"mask of '{problem.graph.name}' on {problem.cluster.name}"
+        if table.shape != shape:
+            raise ValueError(f"{where}: shape {table.shape}; expected (n_units, n_devices) = {shape}")
+        holds = problem.footprint_bytes[:, None] <= problem.arrays.memory
+        lost = ~(table & (holds | (not self.needs_memory))).any(axis=1)
+        if lost.any():
+            op = problem.graph.op_names[int(problem.graph.units.row(int(np.argmax(lost)))[0])]
+            raise ValueError(f"{where}: allows no device that can hold '{op}'; allow at least one")
+        return table
+
+
+NAMED = {FREE_MEMORY: Mask(), EVERY_DEVICE: Mask(needs_memory=False)}
+"""Masks by the names that settings have for them."""
 
 
 @kernel
 def fill_mask(m, p, episode, op, rules, mask):
-    """Marks the devices with free memory for the unit of an op, or all; one that is there already may stay.
+    """Marks the allowed devices with free memory for the unit of an op, or all; it may stay where it is.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
@@ -19,12 +67,14 @@ def fill_mask(m, p, episode, op, rules, mask):
         Whether there is such a device, bool.
     """
     any_free = False
-    footprint = m.footprint_bytes[m.unit_of[op]]
+    unit = m.unit_of[op]
+    footprint = m.footprint_bytes[unit]
     for device in range(len(mask)):
         mask[device] = 0
         if device < len(p.memory):
             stays = episode.device_of[op] == device
-            if stays or not rules.masks or episode.load[device] + footprint <= p.memory[device]:
+            has_memory = not rules.masks or episode.load[device] + footprint <= p.memory[device]
+            if stays or (has_memory and m.allowed[unit, device]):
                 mask[device] = 1
                 any_free = True
     return any_free

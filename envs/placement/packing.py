@@ -14,9 +14,10 @@ from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 
 if TYPE_CHECKING:
+    from envs.placement.masks import Mask
     from envs.problem import Problem
 
-OPS, TENSORS, READS, DEVICES, DEVICE_PAIRS, UNITS, OPS_BY_DEVICES = range(7)
+OPS, TENSORS, READS, DEVICES, DEVICE_PAIRS, UNITS, OPS_BY_DEVICES, UNITS_BY_DEVICES = range(8)
 """Columns of `PackedProblems.offsets`: what is counted. A read is a tensor that an op reads."""
 
 
@@ -25,14 +26,14 @@ class PackedProblems(NamedTuple):
 
     problems: ProblemArrays  # each array flat
     mdps: MdpArrays  # each array flat
-    offsets: IntArray  # (n_problems + 1, 7) columns OPS ... OPS_BY_DEVICES
+    offsets: IntArray  # (n_problems + 1, 8) columns OPS ... UNITS_BY_DEVICES
 
 
-def pack_problems(problems: Sequence[Problem]) -> PackedProblems:
+def pack_problems(problems: Sequence[Problem], mask: Mask) -> PackedProblems:
     """Lays problems out one after the other."""
     arrays = [problem.arrays for problem in problems]
-    mdps = [mdp_arrays(problem) for problem in problems]
-    sizes = np.zeros((len(problems), 7), dtype=np.int64)
+    mdps = [mdp_arrays(problem, mask) for problem in problems]
+    sizes = np.zeros((len(problems), 8), dtype=np.int64)
     for i, (p, m) in enumerate(zip(arrays, mdps, strict=True)):
         sizes[i, OPS] = len(p.is_source)
         sizes[i, TENSORS] = len(p.producer)
@@ -41,9 +42,10 @@ def pack_problems(problems: Sequence[Problem]) -> PackedProblems:
         sizes[i, DEVICE_PAIRS] = p.link.size
         sizes[i, UNITS] = len(m.footprint_bytes)
         sizes[i, OPS_BY_DEVICES] = p.op_seconds.size
-    offsets = np.concatenate([np.zeros((1, 7), dtype=np.int64), sizes.cumsum(axis=0)])
+        sizes[i, UNITS_BY_DEVICES] = m.allowed.size
+    offsets = np.concatenate([np.zeros((1, 8), dtype=np.int64), sizes.cumsum(axis=0)])
     flat_problems: Iterator[Any] = (_flat(parts) for parts in zip(*arrays, strict=True))
-    flat_mdps = (np.concatenate(parts) for parts in zip(*mdps, strict=True))
+    flat_mdps: Iterator[Any] = (_flat(parts) for parts in zip(*mdps, strict=True))
     return PackedProblems(ProblemArrays(*flat_problems), MdpArrays(*flat_mdps), offsets)
 
 
@@ -99,12 +101,17 @@ def mdp_arrays_at(packed, i):
     """Returns views: the `MdpArrays` of one of the packed problems."""
     a, n = packed.mdps, len(packed.offsets) - 1
     first, last = packed.offsets[i], packed.offsets[i + 1]
-    n_scales = len(a.scales) // n
+    n_scales, n_units, n_devices = (
+        len(a.scales) // n,
+        last[UNITS] - first[UNITS],
+        last[DEVICES] - first[DEVICES],
+    )
     return MdpArrays(
         unit_of=a.unit_of[first[OPS] : last[OPS]],
         unit_ptr=a.unit_ptr[first[UNITS] + i : last[UNITS] + i + 1],
         unit_item=a.unit_item[first[OPS] : last[OPS]],
         is_compute=a.is_compute[first[OPS] : last[OPS]],
+        allowed=a.allowed[first[UNITS_BY_DEVICES] : last[UNITS_BY_DEVICES]].reshape((n_units, n_devices)),
         footprint_bytes=a.footprint_bytes[first[UNITS] : last[UNITS]],
         slowness=a.slowness[first[DEVICES] : last[DEVICES]],
         scales=a.scales[n_scales * i : n_scales * (i + 1)],

@@ -16,10 +16,11 @@ import numpy as np
 
 from envs.simulator.arrays import Timeline, n_clocks
 from envs.simulator.kernels import run_many
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
 
 if TYPE_CHECKING:
+    from envs.placement.masks import Mask
     from envs.problem import Problem
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
@@ -48,6 +49,7 @@ class MdpArrays(NamedTuple):
     unit_ptr: IntArray  # (n_units + 1,) ops of a unit: unit_item[unit_ptr[i] : unit_ptr[i + 1]]
     unit_item: IntArray  # (n_ops,)
     is_compute: IntArray  # (n_ops,) 1 = an op that episodes visit
+    allowed: BoolArray  # (n_units, n_devices) devices that the mask allows a unit, whatever the memory
     footprint_bytes: FloatArray  # (n_units,) resident bytes and saved activations of a unit
     slowness: FloatArray  # (n_devices,) single-device step time over the least
     scales: FloatArray  # (2,) seconds, columns MEAN_OP_S and REWARD_S
@@ -86,8 +88,12 @@ class Episodes(NamedTuple):
     returned: FloatArray  # (n,) sum of rewards, single-device step times
 
 
-def mdp_arrays(problem: Problem) -> MdpArrays:
-    """Lays out what an episode needs to know of a problem beyond its simulation."""
+def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
+    """Lays out what an episode needs to know of a problem beyond its simulation.
+
+    Raises:
+        ValueError: the mask is none for the problem.
+    """
     graph = problem.graph
     seconds = problem.op_seconds[problem.op_seconds > 0]
     scales = np.zeros(2)
@@ -98,6 +104,7 @@ def mdp_arrays(problem: Problem) -> MdpArrays:
         unit_ptr=graph.units.ptr,
         unit_item=graph.units.items,
         is_compute=graph.is_compute.astype(np.int64),
+        allowed=mask.table(problem),
         footprint_bytes=problem.footprint_bytes,
         slowness=problem.single_device_s / problem.scale_s,
         scales=scales,

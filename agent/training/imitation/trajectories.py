@@ -14,6 +14,7 @@ from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.recording import Recording, record
 from envs.placement.episodes import EpisodeBatch
+from envs.placement.masks import Mask
 from envs.placement.observation.features import COLUMN
 from envs.placement.state import MEAN_OP_S, mdp_arrays
 from envs.problem import Problem
@@ -93,7 +94,7 @@ def improve_greedily(batch: EpisodeBatch, problem: int, rng: np.random.Generator
     Unlike a construction, an improvement knows what each device does to the whole step.
     """
     given = batch.problems[problem]
-    op_seconds = mdp_arrays(given).scales[MEAN_OP_S]
+    op_seconds = mdp_arrays(given, Mask()).scales[MEAN_OP_S]
     batch.begin(problem=problem, episode=0, order=int(rng.integers(len(batch.orders))), rng=rng)
     seen, rows, done = batch.observation, [], False
     while not done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +17,7 @@ from envs.placement import MASKS
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeBatch, MdpError
 from envs.placement.generator import Rounds
+from envs.placement.masks import Mask
 from envs.placement.reward import Measured, Reward, simulated
 from envs.placement.vec_env import PlacementVecEnv
 from envs.placement.walk import is_incremental
@@ -23,7 +25,7 @@ from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
 from graphs.orders import ORDERS, OrderError
-from graphs.system.array_types import IntArray
+from graphs.system.array_types import BoolArray, IntArray
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
@@ -305,3 +307,41 @@ def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> No
     first, second = batch.result(0), batch.result(1)
     assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
     assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)
+
+
+def test_a_mask_of_ones_own_holds_in_both_environments() -> None:
+    """Each unit may be on two devices only, which go round; the compiled policy obeys it, too."""
+
+    def allowed(problem: Problem) -> BoolArray:
+        units, devices = np.indices((len(problem.graph.units), problem.n_devices))
+        return np.asarray((units - devices) % problem.n_devices < 2)
+
+    problems, rng = some_problems(), np.random.default_rng(0)
+    env = PlacementEnv(problems, orders=ALL_ORDERS, mask=Mask(allowed=allowed))
+    vec_env = PlacementVecEnv(problems, 3, orders=ALL_ORDERS, mask=Mask(allowed=allowed))
+    vec_env.reset()
+    ended = []
+    for _ in range(len(problems)):
+        env.reset(seed=int(rng.integers(1000)))
+        info: dict[str, Any] = {}
+        while not info:
+            assert env.action_masks().sum() <= 2
+            info = env.step(rng.choice(np.flatnonzero(env.action_masks())))[-1]
+        ended.append(info["result"])
+    while len(ended) < 3 * len(problems):
+        chosen = [rng.choice(np.flatnonzero(mask)) for mask in vec_env.action_masks()]
+        ended += [info["result"] for info in vec_env.step(np.array(chosen))[-1] if info]
+    for result in ended:
+        problem = problems[result.problem]
+        placed = np.flatnonzero(result.device_of >= 0)
+        units = problem.graph.unit_of[placed]
+        assert allowed(problem)[units, result.device_of[placed]].all()
+
+
+def test_a_mask_that_is_none_says_where() -> None:
+    problem = some_problems()[0]
+    nowhere = np.zeros((len(problem.graph.units), problem.n_devices), dtype=bool)
+    with pytest.raises(MdpError, match=r"mask of 'g0' on .*: allows no device that can hold '.+'; allow"):
+        PlacementEnv([problem], mask=Mask(allowed=lambda _: nowhere))
+    with pytest.raises(MdpError, match=r"shape \(1, 1\); expected \(n_units, n_devices\)"):
+        PlacementEnv([problem], mask=Mask(allowed=lambda _: nowhere[:1, :1]))

@@ -71,7 +71,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, request, clusters)}
     given = read_given(config.placements, graphs, clusters, pipeline)
     needs_policy = any(name in PLACERS and PLACERS[name].is_learned for name in placers)
-    policy = open_policy(config.policy, graphs) if needs_policy else None
+    policy = open_policy(config.policy) if needs_policy else None
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
     spec = EvaluationSpec(

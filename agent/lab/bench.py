@@ -119,7 +119,7 @@ class _Trials:
 
     def __init__(self, seconds: float, learned: bool) -> None:
         self.seconds, self.scale = seconds, calibrated_loop_s() / REFERENCE_S
-        self._policy = open_policy("pretrained", []) if learned else None
+        self._policy = open_policy("pretrained") if learned else None
         self._runner = TrialRunner()
 
     def kept(self, folder: Path, name: str, placers: Sequence[str]) -> Rows:

@@ -193,7 +193,7 @@ def _opened(path: str, folder: Path) -> EvaluatedPolicy:
         (folder / RANDOM).mkdir(parents=True, exist_ok=True)
         save_policy(folder / RANDOM, make_network(card.shape), card)
         path = str(folder / RANDOM)
-    return open_policy(path or PRETRAINED, ())
+    return open_policy(path or PRETRAINED)
 
 
 def sealed_graphs(

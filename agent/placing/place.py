@@ -144,7 +144,7 @@ def place(
 
     def find(objective: Objective, share: Budget) -> PlacementResult:
         needs_policy = PLACERS[placer].is_learned
-        opened = open_policy(str(policy), [objective.problem.graph]) if needs_policy else None
+        opened = open_policy(str(policy)) if needs_policy else None
         own = make_placer(placer, opened, order)
         return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
 

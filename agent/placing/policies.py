@@ -51,17 +51,15 @@ def make_placer(name: str, policy: EvaluatedPolicy | None, order: str) -> Placer
     return found.with_policy(policy.policy, order)
 
 
-def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:
-    """Read a policy and check that it can place some graphs.
+def open_policy(path: str) -> EvaluatedPolicy:
+    """Reads a policy.
 
     Args:
         path: a run's folder, or `pretrained`.
 
     Raises:
         PolicyFileError: it cannot be loaded.
-        ValueError: a graph is too large for it.
     """
     opened = EvaluatedPolicy(read_policy(path))
-    opened.stored.check_size(graphs)
     _ = opened.policy
     return opened

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,23 +29,6 @@ class GraphTensors:
         """Computes the features and edges of a problem."""
         return GraphTensors(*(torch.from_numpy(array).to(device) for array in graph_arrays(problem)))
 
-    @cached_property
-    def ancestors(self) -> Tensor:
-        """Says whether a path leads from the column's node to the row's, bool (n_nodes, n_nodes).
-
-        The diagonal is False. Contraction may close cycles; nodes on one are ancestors of each other.
-        """
-        above = np.zeros((len(self.nodes), len(self.nodes)), dtype=bool)
-        producers, consumers = self.edges.cpu().numpy()
-        above[consumers, producers] = True
-        known = -1
-        while known != (known := int(above.sum())):
-            # Nodes are nearly in program order: one sweep finds most.
-            for at in np.argsort(consumers, kind="stable"):
-                above[consumers[at]] |= above[producers[at]]
-        np.fill_diagonal(above, val=False)
-        return torch.from_numpy(above).to(self.nodes.device)
-
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
@@ -65,7 +47,6 @@ class GraphBatch:
     nodes: Tensor
     graphs: Tensor
     member: Tensor
-    parts: tuple[GraphTensors, ...]
     start: Tensor
     sizes: Tensor
     to_consumers: Tensor
@@ -83,7 +64,6 @@ class GraphBatch:
             nodes=torch.cat([part.nodes for part in parts]),
             graphs=torch.stack([part.graph for part in parts]),
             member=torch.repeat_interleave(torch.arange(len(parts), device=device), sizes),
-            parts=tuple(parts),
             start=start,
             sizes=sizes[:, None].float(),
             to_consumers=edges[:, by_consumer],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -88,16 +88,6 @@ class StoredPolicy:
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         network.load_state_dict(tensors, assign=True)
         return make_policy(network, MdpConfig.from_settings(self.card.config))
-
-    def check_size(self, graphs: Iterable[OpGraph]) -> None:
-        """Checks that the encoder can embed some graphs.
-
-        Raises:
-            EncoderError: a graph has more compute ops than the encoder can embed.
-        """
-        encoder = self.card.shape.encoder
-        if encoder != COMPILED_ENCODER:
-            _encoders().check_size(encoder, graphs)
 
     def compiled(self) -> CompiledPolicy:
         """Makes a policy that acts without torch, if its encoder is compiled.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from agent.calibration.quick import get_or_measure_cluster
-from agent.policy.encoders.base import ENCODERS, check_size
+from agent.policy.encoders.base import ENCODERS
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
@@ -59,7 +59,6 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     for cluster in [name for name in config.cluster if name != RANDOM]:
         get_or_measure_cluster(cluster)
     stored = read_policy(policy_folder(config.init)) if config.init else None
-    check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))
     return Inputs(
         policy=stored.policy() if stored else None,
         seen=stored.card.seen if stored else (),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from torch import Tensor, nn
 
 from agent.policy.graph_batch import GraphBatch
-from graphs.op_graph import OpGraph
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
 
 
 class EncoderError(InputError):
-    """An unknown encoder, or a graph that is too large for one; the message says what would be right."""
+    """An unknown encoder; the message says what would be right."""
 
 
 class Encoder(nn.Module):
@@ -23,12 +22,7 @@ class Encoder(nn.Module):
     Args:
         hidden: width of the embeddings.
         rounds: number of layers, or of hops that messages travel along the edges.
-
-    Attributes:
-        max_nodes: nodes of the largest graph that it can embed; None for no limit.
     """
-
-    max_nodes: int | None = None
 
     def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
         super().__init__()
@@ -44,7 +38,7 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
 
-MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("sage", "gat", "none", "placeto", "transformer"))
+MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("sage", "gat", "none"))
 ENCODERS = Registry[type[Encoder]]("encoder", EncoderError, MODULES, group="placewalk.encoders")
 """Every encoder by name; a new module is added to `MODULES`."""
 
@@ -63,18 +57,3 @@ def encoder(name: str) -> Callable[[EncoderClass], EncoderClass]:
         return cls
 
     return register
-
-
-def check_size(name: str, graphs: Iterable[OpGraph]) -> None:
-    """Checks that an encoder can embed some graphs.
-
-    Raises:
-        EncoderError: a graph has more compute ops than the encoder can embed.
-    """
-    most = ENCODERS[name].max_nodes
-    for graph in graphs:
-        n_nodes = int(graph.is_compute.sum())
-        if most is not None and n_nodes > most:
-            raise EncoderError(
-                f"graph '{graph.name}' has {n_nodes} ops to place; encoder '{name}' takes {most}: use sage"
-            )

@@ -29,7 +29,7 @@ def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
     assert spec.budget == Budget(BUDGET)
     assert (spec.seeds, left_out) == (3, [])
     assert spec.policy is not None
-    assert spec.policy.digest == open_policy("pretrained", []).digest
+    assert spec.policy.digest == open_policy("pretrained").digest
 
 
 def test_two_graphs_of_one_name_are_refused(file, tmp_path):

@@ -35,7 +35,7 @@ def test_an_evaluation_reads_the_policy_once_and_makes_it_once(tmp_path, monkeyp
 
 
 def test_another_process_gets_the_same_bytes_and_makes_its_own_policy():
-    opened = open_policy("pretrained", [])
+    opened = open_policy("pretrained")
     sent = pickle.dumps(opened)
     assert len(sent) < 2 * len(opened.stored._weights)
     arrived = pickle.loads(sent)
@@ -52,7 +52,7 @@ def test_placing_with_a_policy_loads_no_torch():
         "from agent.placers.base import Budget; from envs.cluster.presets import get_cluster; "
         "from envs.problem import Problem; from graphs.dataset import load_family; "
         "problem = Problem(load_family('cifar10')[0], get_cluster('2xk80')); "
-        "placer = make_placer('policy', open_policy('pretrained', [problem.graph]), 'topo'); "
+        "placer = make_placer('policy', open_policy('pretrained'), 'topo'); "
         "placer.place(problem, Budget(10), np.random.default_rng(0)); "
         "assert not {'torch', 'torch_geometric'} & sys.modules.keys()"
     )

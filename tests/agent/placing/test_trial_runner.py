@@ -66,7 +66,7 @@ spec = EvaluationSpec(
     placers=tuple(placers),
     orders=("topo", "b-level"),
     budget=Budget(200, 3600.0),
-    policy=open_policy("pretrained", [graph]),
+    policy=open_policy("pretrained"),
     given={("g", "tight", "mine"): Placement(np.zeros(graph.n_ops, dtype=np.int64))},
     pipeline=Pipeline("1f1b", 2) if what == "pipelines" else None,
 )

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent.policy.encoders.base import ENCODERS, check_size
-from agent.policy.encoders.placeto import means_of_related
-from agent.policy.encoders.transformer import WINDOW
+from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
@@ -17,8 +15,7 @@ from agent.policy.shape import NetworkShape, current_shape
 from agent.training.performance import scores_in_threads
 from envs.placement.episodes import EpisodeBatch
 from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
-from envs.problem import Problem
-from tests.agent.placement_cases import make_cluster, random_problem, training_graph
+from tests.agent.placement_cases import random_problem
 
 CPU = torch.device("cpu")
 
@@ -46,7 +43,7 @@ def observations(policy: Policy, n: int = 32, n_devices: int = 3) -> dict[str, T
     return {"problem": problem, "op": op, "devices": devices, "mask": mask.to(torch.int8)}
 
 
-@pytest.mark.parametrize("encoder", sorted(ENCODERS.keys() - {"transformer"}))
+@pytest.mark.parametrize("encoder", ENCODERS)
 def test_permuting_nodes_permutes_embeddings(encoder: str) -> None:
     graph = GraphTensors.of(random_problem(0), CPU)
     order = torch.randperm(len(graph.nodes), generator=torch.Generator().manual_seed(0))
@@ -62,10 +59,7 @@ def test_permuting_nodes_permutes_embeddings(encoder: str) -> None:
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_graphs_of_a_batch_do_not_meet(encoder: str) -> None:
-    chain = Problem(training_graph(80, 1), make_cluster(3))
     parts = [GraphTensors.of(random_problem(seed), CPU) for seed in range(3)]
-    parts.insert(1, GraphTensors.of(chain, CPU))
-    assert len(parts[1].nodes) > 2 * WINDOW
     torch.manual_seed(0)
     network = PlacementNetwork(current_shape(encoder, 16, 3))
 
@@ -86,39 +80,6 @@ def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
     other[..., columns_of("state")] = devices[..., columns_of("state")]
     torch.testing.assert_close(network(context, other, usable), (logits, values))
     assert not torch.equal(network(context, torch.randn_like(devices), usable)[0], logits)
-
-
-def test_attention_reaches_as_far_as_the_next_window() -> None:
-    part = GraphTensors.of(Problem(training_graph(80, 1), make_cluster(3)), CPU)
-    nowhere = part.edges[:, :0]
-    alone = GraphTensors(part.nodes, part.graph, nowhere, part.node_of)
-    torch.manual_seed(0)
-    model = ENCODERS["transformer"](part.nodes.shape[1], 16, 1)
-    before = model(GraphBatch.of([alone]))
-    nodes = part.nodes.clone()
-    nodes[0] += 1.0
-    after = model(GraphBatch.of([GraphTensors(nodes, part.graph, nowhere, part.node_of)]))
-    changed = torch.nonzero((before != after).any(1)).flatten()
-    assert changed.tolist() == list(range(2 * WINDOW))
-
-
-def test_related_ops_by_hand() -> None:
-    edges = torch.tensor([[0, 1, 2], [2, 3, 3]])
-    graph = GraphTensors(torch.zeros(5, 1), torch.zeros(1), edges, torch.arange(5))
-    assert [torch.nonzero(row).flatten().tolist() for row in graph.ancestors] == [[], [], [0], [0, 1, 2], []]
-    state = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
-    above, below, rest = means_of_related(GraphBatch.of([graph]), state)
-    assert above.flatten().tolist() == [0.0, 0.0, 1.0, pytest.approx(7 / 3), 0.0]
-    assert below.flatten().tolist() == [6.0, 8.0, 8.0, 0.0, 0.0]
-    assert rest.flatten().tolist() == [9.0, pytest.approx(7.0), 9.0, 16.0, pytest.approx(3.75)]
-
-
-def test_a_graph_too_large_for_an_encoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = training_graph(2, 2)
-    check_size("sage", [graph])
-    monkeypatch.setattr(ENCODERS["placeto"], "max_nodes", 3)
-    with pytest.raises(ValueError, match=r"graph 'toy' has \d+ ops to place; encoder 'placeto' takes 3"):
-        check_size("placeto", [graph])
 
 
 def test_mean_of_neighbours_by_hand() -> None:

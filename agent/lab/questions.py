@@ -23,7 +23,7 @@ from agent.lab.pivot import (
     read_table,
     value,
 )
-from agent.lab.trials import LARGE_OPS, RANDOM, SealedTrials
+from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
 
 RESULTS = Path(__file__).parent / "results"
@@ -160,7 +160,7 @@ EXPERIMENTS.register(
             placers=("auto", *UNLEARNED, *LEARNED, f"auto@{RANDOM}"),
             clusters=("4xv100", "4xa100-pcie"),
             seconds=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
-            granularities=("op", "module"),
+            granularities=("op", NO_MODULES, "module"),
         ),
         quick={"seconds": (0.03, 0.1), "granularities": ("op",), "families": ("cifar10", "unet")},
     ),

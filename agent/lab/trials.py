@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -42,6 +42,8 @@ NEW = ("unet", "dit", "towers", "recommender", "conformer", "mixer")
 LARGE = ("large-nmt", "large-ptb", "large-gpt", "large-llama", "large-moe", "large-t5", "large-ssm")
 """Graphs of thousands of ops."""
 ALL = (*FAMILIES, *NEW, *LARGE)
+NO_MODULES = "op without modules"
+"""Granularity of graphs as other tools have them: by op, and no op says of which module it is."""
 PRETRAINED, RANDOM = "pretrained", "random-weights"
 """The shipped policy, which placers have by default, and one of its shape that learned nothing."""
 LARGE_OPS = 3_000
@@ -90,7 +92,7 @@ class SealedTrials:
         clusters: names of presets.
         seconds: budgets in processor seconds.
         budget: further budgets, in evaluations.
-        granularities: what one decision places.
+        granularities: what one decision places, or `NO_MODULES`.
         families: families of the sealed set; none for all.
         seeds: number of seeds of each search.
         first_seed: seed of the draws, as `sealed_graphs` takes it.
@@ -130,7 +132,7 @@ class SealedTrials:
         budgets = [*timed, *map(Budget, self.budget)]
         rows: list[TrialRow] = []
         for granularity, budget, cluster in itertools.product(self.granularities, budgets, clusters):
-            placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, budget)]
+            placed = [_at(graph, granularity) for graph in graphs if _is_for(graph, budget)]
             feasible = tuple(graph for graph in placed if Problem(graph, cluster).is_feasible)
             for path, placers in by_policy.items() if feasible else ():
                 spec = EvaluationSpec(
@@ -140,15 +142,15 @@ class SealedTrials:
                     seeds=self.seeds,
                     budget=budget,
                     policy=policies[path],
-                    granularity=granularity,
+                    granularity=granularity.partition(" ")[0],
                 )
-                rows += self._evaluated(folder, spec, f"-{Path(path).name}" if path else "")
+                rows += self._evaluated(folder, spec, granularity, f"-{Path(path).name}" if path else "")
         return [asdict(row) for row in rows]
 
-    def _evaluated(self, folder: Path, spec: EvaluationSpec, policy: str) -> list[TrialRow]:
+    def _evaluated(self, folder: Path, spec: EvaluationSpec, granularity: str, policy: str) -> list[TrialRow]:
         """Makes the trials of an evaluation, or reads those that the folder has."""
         limit = f"{spec.budget.seconds:g}-s" if spec.budget.seconds else f"{spec.budget.evaluations}"
-        name = f"{spec.granularity}-{limit}-{spec.clusters[0].name}{policy}"
+        name = f"{granularity.replace(' ', '-')}-{limit}-{spec.clusters[0].name}{policy}"
         with progress_bars() as report:
             result = evaluate(spec, folder / name, jobs=self.jobs, report=partial(report, name))
         if result.failures:
@@ -160,7 +162,7 @@ class SealedTrials:
                 family=trial.family,
                 n_ops=sizes[trial.graph],
                 cluster=trial.cluster,
-                granularity=trial.granularity,
+                granularity=granularity,
                 seconds=spec.budget.seconds,
                 budget=spec.budget.evaluations,
                 placer=trial.placer + policy,
@@ -173,6 +175,12 @@ class SealedTrials:
             )
             for trial in result.trials
         ]
+
+
+def _at(graph: OpGraph, granularity: str) -> OpGraph:
+    if granularity == NO_MODULES:
+        return replace(graph, modules=("",) * graph.n_ops)
+    return with_granularity(graph, granularity)
 
 
 def _is_for(graph: OpGraph, budget: Budget) -> bool:

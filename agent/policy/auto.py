@@ -8,48 +8,72 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.placers.base import SearchState, Strategy
+from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
 from agent.placers.search.annealing import PLANNING, STARTS, anneal_from_leaders
 from agent.placers.search.refine import BATCH_COST, MAX_DRAWING_SHARE, SAMPLES, score_starts
-from agent.placers.search.rollout import draw_rollouts
+from agent.placers.search.rollout import draw_rollouts, expected_rollout_s
 from agent.policy.placers import learned, policy_greedy
 
 if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
 
-ROLLOUT_COST, WALK_COST = 8.0, 3.0
-"""At most, `rollout` takes so many times as long as a list schedule, and a walk of a policy as `rollout`."""
-SHARE = 0.4
-"""Share of the seconds that are left in which such a start must end. Tuned on graphs that no test uses."""
+ROLLOUT_COST, WALK_COST = 8.0, 2.5
+"""About how many times as long as a list schedule `rollout` takes, and as `rollout` a walk of the policy."""
+PROBED_UNITS, PROBE_COST = 2_000, 1.15
+"""Placement units from which on that is too rough, and the first decisions of a rollout are timed; how many
+times as long as these say it takes."""
+FIRST_SHARE, SHARE = 1.0, 0.4
+"""Share of the seconds that are left in which the first of the two must end, and each other start. Where a
+walk takes most of a budget, annealing gains less in it than the walk. Tuned on graphs that no test uses."""
+SLOW_LINKS = 3.2
+"""Seconds of all transfers over those of all ops where a policy is ahead of `rollout`. Tuned likewise."""
 
 
 @learned("auto", is_hybrid=True)
 def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Anneals from the best few starts, each of which it tries only if it is predicted to end in time.
 
-    Starts are the fastest single device, list schedules, the rule of `rollout` and a walk of the policy. Each
-    takes some times as long as the one before, which is timed. Where they are quick, all other heuristics and
-    drawn rollouts follow.
+    Starts are the fastest single device, list schedules, the rule of `rollout` and a walk of the policy. The
+    walk comes before `rollout` where links are slow and memory is ample. Where they are quick, all other
+    heuristics and drawn rollouts follow.
     """
     first, *schedules = STARTS
     first(search, rng)
-    schedules_s = [_timed_s(search, start, rng) for start in schedules if search.has_time(PLANNING)]
-    if _has_time(search, ROLLOUT_COST * min(schedules_s, default=np.inf)):
-        rollout_s = _timed_s(search, partial(draw_rollouts, n_drawn=0), rng)
-        if _has_time(search, WALK_COST * rollout_s):
-            _timed_s(search, partial(policy_greedy, policy=policy, order=order), rng)
-        if search.left and BATCH_COST * rollout_s < MAX_DRAWING_SHARE * search.seconds_left:
-            score_starts(search, rng)
-            draw_rollouts(search, rng, SAMPLES)
+    schedules_s = [_timed_s(search, start, rng, SHARE) for start in schedules if search.has_time(PLANNING)]
+    rollout_s = ROLLOUT_COST * min(schedules_s, default=np.inf)
+    if len(search.problem.graph.units) > PROBED_UNITS and _has_time(search, rollout_s, FIRST_SHARE):
+        rollout_s = PROBE_COST * expected_rollout_s(search.problem, search.budget.clock)
+    walks = [
+        (1.0, partial(draw_rollouts, n_drawn=0)),
+        (WALK_COST, partial(policy_greedy, policy=policy, order=order)),
+    ]
+    share = FIRST_SHARE
+    for cost, walk in reversed(walks) if _begins_with_policy(search) else walks:
+        if _has_time(search, cost * rollout_s, share):
+            before = search.evaluations
+            walk_s = _timed_s(search, walk, rng, share)
+            if search.evaluations > before:
+                rollout_s, share = walk_s / cost, SHARE
+    if _has_time(search, BATCH_COST * rollout_s, MAX_DRAWING_SHARE):
+        score_starts(search, rng)
+        draw_rollouts(search, rng, SAMPLES)
     anneal_from_leaders(search, rng)
 
 
-def _timed_s(search: SearchState, strategy: Strategy, rng: np.random.Generator) -> float:
+def _begins_with_policy(search: SearchState) -> bool:
+    """Says whether seconds count, links are slow, and memory is not what matters first."""
+    problem = search.problem
+    transfers_s, ops_s = float(mean_transfer_seconds(problem).sum()), float(problem.op_seconds.mean(1).sum())
+    return search.budget.seconds is not None and search.is_feasible and transfers_s > SLOW_LINKS * ops_s
+
+
+def _timed_s(search: SearchState, strategy: Strategy, rng: np.random.Generator, share: float) -> float:
     """Runs a strategy in a share of the seconds that are left, and returns the seconds it took."""
     before_s = search.elapsed_s
-    search.run_alone(strategy, rng, within_s=SHARE * search.seconds_left)
+    search.run_alone(strategy, rng, within_s=share * search.seconds_left)
     return search.elapsed_s - before_s
 
 
-def _has_time(search: SearchState, seconds: float) -> bool:
+def _has_time(search: SearchState, seconds: float, share: float) -> bool:
     """Says whether so many seconds are within a share of those that are left."""
-    return search.left > 0 and (search.budget.seconds is None or seconds < SHARE * search.seconds_left)
+    return search.left > 0 and (search.budget.seconds is None or seconds < share * search.seconds_left)

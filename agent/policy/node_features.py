@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
 from agent.policy.op_categories import CATEGORIES, one_hot
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
@@ -87,7 +88,7 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
     are relative to the critical path. Names and storage order change nothing.
     """
     graph = problem.graph
-    seconds, transfer = problem.op_seconds, _transfer_seconds(problem)
+    seconds, transfer = problem.op_seconds, mean_transfer_seconds(problem)
     cost = seconds.mean(axis=1)
     mean_cost = _mean_cost(problem)
     resident_bytes = _over_unit(graph, graph.resident_bytes)
@@ -118,7 +119,7 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
 def graph_features(problem: Problem) -> NDArray[np.float32]:
     """Computes the features of the whole problem, in the order of `GRAPH_FEATURES`; float32 (n_features,)."""
     graph, cluster = problem.graph, problem.cluster
-    cost, transfer = problem.op_seconds.mean(axis=1), _transfer_seconds(problem)
+    cost, transfer = problem.op_seconds.mean(axis=1), mean_transfer_seconds(problem)
     total, mean_cost = max(float(cost.sum()), 1e-30), _mean_cost(problem)
     alone = b_level(graph, cost, np.zeros(graph.n_tensors)).max()
     with_transfers = b_level(graph, cost, transfer).max()
@@ -179,23 +180,9 @@ def _mean_cost(problem: Problem) -> float:
     return max(float(cost.sum()) / max(int((cost > 0).sum()), 1), 1e-30)
 
 
-def _links(matrix: FloatArray) -> FloatArray:
-    """Entries of the links between different devices; those of the diagonal may be anything."""
-    return matrix[~np.eye(len(matrix), dtype=bool)]
-
-
-def _transfer_seconds(problem: Problem) -> FloatArray:
-    """Seconds to send each tensor over a mean link, (n_tensors,)."""
-    cluster = problem.cluster
-    if cluster.n_devices == 1:
-        return np.zeros(problem.graph.n_tensors)
-    seconds_per_byte = float((1.0 / _links(cluster.bytes_per_s)).mean())
-    n_half_s = float((_links(cluster.n_half_matrix) / _links(cluster.bytes_per_s)).mean())
-    return problem.graph.tensor_bytes * seconds_per_byte + (n_half_s + _mean_latency_s(cluster))
-
-
 def _mean_latency_s(cluster: Cluster) -> float:
-    return float(_links(cluster.latency_s).mean()) if cluster.n_devices > 1 else 0.0
+    pairs = ~np.eye(cluster.n_devices, dtype=bool)
+    return float(cluster.latency_s[pairs].mean()) if pairs.any() else 0.0
 
 
 def _levels(graph: OpGraph, cost: FloatArray, transfer: FloatArray) -> list[FloatArray]:

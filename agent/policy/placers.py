@@ -15,7 +15,8 @@ from agent.placers.base import PLACERS, Placer, PlacerError, SearchState, Strate
 from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import complete_placement, retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
-from agent.placers.search.refine import score_starts
+from agent.placers.search.refine import BATCH_COST, MAX_DRAWING_SHARE, SAMPLES, score_starts
+from agent.placers.search.rollout import PARTICLES
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy.decoding import ActingPolicy, decode
 from agent.policy.starts import start_of
@@ -25,14 +26,6 @@ from graphs.system.array_types import IntArray
 
 if TYPE_CHECKING:
     from agent.policy.mdp_config import MdpConfig
-
-SAMPLES = 16
-"""Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
-PARTICLES = 63
-"""Episodes of `policy-beam` beside the greedy one, where the budget allows."""
-BATCH_COST, MAX_DECODING_SHARE = 4, 0.25
-"""About how many times as long as the greedy episode `SAMPLES` drawn ones take side by side, and the share of
-a budget that `policy-refine` spends on them at most: annealing makes more of the rest."""
 
 
 class LearnedStrategy(Protocol):
@@ -182,7 +175,7 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Acti
         before = search.progress
         decoder = _Decoder(search, rng, policy, order)
         decoder.place()
-        if search.left and BATCH_COST * (search.progress - before) < MAX_DECODING_SHARE:
+        if search.left and BATCH_COST * (search.progress - before) < MAX_DRAWING_SHARE:
             decoder.place(SAMPLES, resample=True)
     anneal_from_leaders(search, rng)
 

@@ -13,9 +13,10 @@ from envs.objective import STEP
 START_SHARE = 0.6
 """Share of a budget of seconds that heuristics may take together. Tuned on large graphs that no test uses."""
 SAMPLES = 16
-"""Rollouts that `rollout-refine` draws, where the budget allows; as many as `policy-refine` draws."""
+"""Rollouts that `rollout-refine` draws, and episodes that `policy-refine` and `policy-sample` do, where the
+budget allows."""
 BATCH_COST, MAX_DRAWING_SHARE = 4, 0.25
-"""About how many times as long as the greedy rollout drawn ones take side by side, and the share of a budget
+"""About how many times as long as the greedy one drawn ones take side by side, and the share of a budget
 that is spent on them at most: annealing makes more of the rest."""
 
 

@@ -23,7 +23,7 @@ MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
 """Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""
 PARTICLES = 63
-"""Episodes of `rollout-beam` beside the greedy one, where the budget allows; as `policy-beam` has."""
+"""Episodes of `rollout-beam` and `policy-beam` beside the greedy one, where the budget allows."""
 
 
 @placer("rollout")
@@ -67,6 +67,16 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
         return None if (over_bytes == 0.0).any() or not search.left else found[0]
 
     retry_until_feasible(problem, place_within)
+
+
+def expected_rollout_s(problem: Problem, clock: Clock) -> float:
+    """Predicts the seconds of a greedy rollout by its first decisions; a short one is taken to its end."""
+    began_s = clock()
+    try:
+        _roll_out(problem, 0, np.random.default_rng(0), 0.0, clock)
+    except WalkTooLongError as error:
+        return error.all_s
+    return clock() - began_s
 
 
 def _roll_out(

@@ -30,7 +30,15 @@ Source: the island particle model, Vergé et al. 2013 (arXiv 1306.3911), without
 
 
 class WalkTooLongError(RuntimeError):
-    """Walks that would not end within their limit of seconds, by the pace of the decisions so far."""
+    """Walks that would not end within their limit of seconds.
+
+    Attributes:
+        all_s: seconds that they would take, by the pace of the decisions so far.
+    """
+
+    def __init__(self, all_s: float) -> None:
+        super().__init__(f"walks of {all_s:.3g} s")
+        self.all_s = all_s
 
 
 class Decider(Protocol):
@@ -110,7 +118,7 @@ class GroupWalk:
             WalkTooLongError: they would not end in time.
             FloatingPointError: as `Decider.decide`.
         """
-        began_s = clock()
+        began_s, first = clock(), (0.0, 0)
         for slot in range(len(self._slots)):
             self._begin(slot)
         while len(self._found) < self._n_groups:
@@ -118,8 +126,14 @@ class GroupWalk:
             done = self._batch.done.reshape(-1, self._size)
             self.resample(done)
             self.finish(done)
-            if (clock() - began_s) * self._n_all > limit_s * self._n_taken:
-                raise WalkTooLongError
+            taken_s, (first_s, n_first) = clock() - began_s, first
+            if n_first or len(self._found) == self._n_groups:
+                pace_s = (taken_s - first_s) / (self._n_taken - n_first)
+                all_s = taken_s + pace_s * (self._n_all - self._n_taken)
+                if all_s > limit_s:
+                    raise WalkTooLongError(all_s)
+            else:
+                first = taken_s, self._n_taken
         return self._found
 
     def step(self) -> None:

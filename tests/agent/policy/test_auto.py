@@ -53,7 +53,7 @@ def test_a_start_that_would_take_too_long_is_not_begun(
 
 def test_it_does_without_a_walk_where_decoding_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(*_: object, **__: object) -> IntArray:
-        raise WalkTooLongError
+        raise WalkTooLongError(1.0)
 
     monkeypatch.setattr(placers, "decode", decode)
     assert np.isfinite(step_s("auto", Budget(None, 0.3)))

@@ -273,7 +273,7 @@ def test_a_walk_that_would_outlast_its_seconds_is_given_up(monkeypatch):
 
     def decode(*_, limit_s, **__):
         limits_s.append(limit_s)
-        raise WalkTooLongError
+        raise WalkTooLongError(1.0)
 
     monkeypatch.setattr(placers, "decode", decode)
     placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")

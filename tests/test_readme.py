@@ -92,9 +92,8 @@ def test_commands_whose_answer_is_shown_can_be_given() -> None:
 
 
 def test_snippets_run_as_pasted(clone: Path) -> None:
-    model, quickstart = blocks(FRONT, "python")
-    (clone / "my_models.py").write_text(model)
-    (clone / "quickstart.py").write_text(quickstart)
+    for name, block in zip(("my_models", "quickstart", "learn"), blocks(FRONT, "python"), strict=True):
+        (clone / f"{name}.py").write_text(block.replace("1_500_000", "5_000"))
     commands = [line.split("  #")[0] for block in blocks(FRONT, "") for line in block.splitlines()]
     assert len(commands) > 5
     for command in commands:
@@ -109,7 +108,9 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
                 words[words.index("--minutes") + 1] = MINUTES
             run(clone, *words[1:])
     assert "ms" in run(clone, "quickstart.py")
+    run(clone, "learn.py")
     assert (clone / "placement.json").exists()
+    assert (clone / "runs" / "learned" / "policy.json").exists()
     assert (clone / "runs" / "mine" / "report.html").exists()
     assert (clone / "runs" / "first" / "bert" / "results.csv").exists()
 

@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,10 +120,29 @@ def list_schedule_s(problem: Problem) -> float:
     return min(feasible, default=problem.scale_s)
 
 
+def annealed_s(problems: Sequence[Problem], tell: Callable[[float], None] = lambda _: None) -> list[float]:
+    """Step times that annealing finds with a fixed seed, or of one device if it finds no feasible placement.
+
+    Args:
+        tell: called with the share that is done.
+    """
+
+    def search(problem: Problem) -> float:
+        found = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
+        return found.step_time.total_s if found.feasible else problem.scale_s
+
+    total_s: list[float] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found_s in pool.map(search, problems):
+            tell(len(total_s) / len(problems))
+            total_s.append(found_s)
+    return total_s
+
+
 def annealing_s(
     problems: Sequence[Problem], path: Path, announce: Callable[[str, float], None]
 ) -> list[float]:
-    """Step times that annealing finds with a fixed seed, or of one device if it finds no feasible placement.
+    """Returns `annealed_s` of some problems, from a file if it has them.
 
     Args:
         path: file that keeps them for the same problems; it is written if they are not there.
@@ -136,16 +156,7 @@ def annealing_s(
     except FileFormatError as error:
         announce(f"{error}; its content will be computed again", 0.0)
     activity = f"annealing {len(problems)} graphs to compare with"
-
-    def search(problem: Problem) -> float:
-        found = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
-        return found.step_time.total_s if found.feasible else problem.scale_s
-
-    total_s = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, found_s in enumerate(pool.map(search, problems)):
-            announce(activity, done / len(problems))
-            total_s.append(found_s)
+    total_s = annealed_s(problems, partial(announce, activity))
     rows = [[key, found_s] for key, found_s in zip(keys, total_s, strict=True)]
     write_json_atomic(path, {"format": FORMAT, "evaluations": ANNEALING_EVALUATIONS, "annealing_s": rows})
     return total_s

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 
 from agent.training.clock import between
 from agent.training.metrics import FROM_SB3, LENGTH, REWARD
 from agent.training.phase import Phase
+from agent.training.reinforcement.callbacks import EndedEpisodes
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import gather_unequal
@@ -17,18 +17,6 @@ from envs.placement.episodes import EpisodeResult
 
 SLOWEST = 2000
 """Decisions a second that the first update of a training with a limit counts on; most machines make more."""
-
-
-class EndedEpisodes(BaseCallback):
-    """Keeps the results of the own episodes that end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.results: list[EpisodeResult] = []
-
-    def _on_step(self) -> bool:
-        self.results += [info["result"] for info in self.locals["infos"] if info]
-        return True
 
 
 class Reinforcement(Phase):

@@ -21,7 +21,7 @@ from graphs.system.registry import load_plugins
 
 COMMAND = "agent.lab"
 METAVARS = {int: "N", float: "X", str: "NAME"}
-ABSENT = {"budget": "none", "families": "all"}
+ABSENT = {"budget": "none", "families": "all", "seconds": "none"}
 """Meaning of a setting without values."""
 FLAGS = {
     "budget": "budgets in evaluations",

@@ -11,6 +11,7 @@ from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compar
 from agent.lab.pivot import (
     Across,
     ExperimentError,
+    Key,
     Pivot,
     Row,
     Rows,
@@ -61,8 +62,8 @@ class Experiment:
         Raises:
             ExperimentError: the folder has none of the rows, or they lack a column.
         """
-        files = [folder / name for name in self.rows]
-        if not any(file.exists() for file in files):
+        files = [file for name in self.rows if (file := folder / name).exists()]
+        if not files:
             lacking = f"{folder}: has no {' or '.join(self.rows)}"
             raise ExperimentError(f"{lacking}; run without --only, or give --out the folder of a run")
         rows = [{**row, "file": file.name.partition(".")[0]} for file in files for row in read_table(file)]
@@ -233,5 +234,50 @@ EXPERIMENTS.register(
         "How much do policies of equal trainings differ?",
         [pretrained("cluster", "size"), pretrained("family")],
         ["pretraining.csv"],
+    ),
+)
+
+
+def over_shipped(policy: str) -> list[tuple[str, Statistic]]:
+    """Makes the columns of a policy over the shipped one."""
+    decodes = {"policy": "one decode", "policy-sample": "best of 17"}
+    return [(f"{policy}, {said}", over(f"{placer}-{policy}", placer)) for placer, said in decodes.items()]
+
+
+REINFORCED = ("reinforced", "reinforced-1", "from-random")
+BY_SIZE: Mapping[str, Key] = {"cluster": "cluster", "graphs": size_of}
+EXPERIMENTS.register(
+    "reinforcement",
+    Experiment(
+        "What does reinforcement bring?",
+        rows=["reinforcement.csv.gz", "reinforcement_best_of.csv"],
+        tables=[
+            Pivot(BY_SIZE, [cell for policy in REINFORCED for cell in over_shipped(policy)]),
+            Pivot(
+                BY_SIZE,
+                [(f"over {rule}", over("policy-reinforced", rule)) for rule in ("rollout", "annealing")],
+            ),
+            Pivot(
+                BY_SIZE,
+                [
+                    (said, over(f"{placer}-best-of-4", f"{placer}-mean-episode"))
+                    for placer, said in (*DECODES.items(), ("policy-refine", "search from 17 decodes"))
+                ],
+                where=lambda row: bool(row["file"] == "reinforcement_best_of"),
+            ),
+        ],
+        run=SealedTrials(
+            placers=(
+                *("rollout", "annealing", "policy", "policy-sample"),
+                *(f"{name}@runs/{policy}" for policy in REINFORCED for name in ("policy", "policy-sample")),
+            ),
+            clusters=("4xv100", "4xa100-pcie"),
+            seconds=(),
+            budget=(1_000,),
+        ),
+        quick={
+            "placers": ("policy", "policy-sample", "rollout", "annealing"),
+            "families": ("cifar10", "unet"),
+        },
     ),
 )

@@ -182,12 +182,6 @@ class TrainConfig(Settings, error=ConfigError):
         group=REINFORCEMENT,
         choices=ADVANTAGES,
     )
-    best_of: int = option(
-        1,
-        "episodes of a graph of which the best is to be good; 1 for the mean episode",
-        group=REINFORCEMENT,
-        least=1,
-    )
     share: float = option(
         0.3,
         "share of the decisions that an update learns from, those with great advantages likeliest",

@@ -35,7 +35,7 @@ from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import FIRST, any_worker, time_of_first
 
-EARLY_SHARE = 0.02
+EARLY_SHARE = 0.005
 """Share of a training's time that an evaluation before the first regular one may take."""
 EARLY = frozenset(round(2 ** (k / 2)) for k in range(64))
 """Numbers of updates after which such evaluations are made."""

@@ -71,7 +71,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
 
     Args:
         policy: "PlacementPolicy"; `policy_kwargs` are those of the class of that name.
-        advantage, share, best_of: as `PerGraphRolloutBuffer` takes them.
+        advantage, share: as `PerGraphRolloutBuffer` takes them.
         group: the workers that train the policy together; gradients are added up, and clipped then.
         arguments: as `MaskablePPO` takes them. The defaults are those of `train_agent.py`.
     """
@@ -85,15 +85,13 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         *,
         advantage: str = DEFAULTS.advantage,
         share: float = DEFAULTS.share,
-        best_of: int = DEFAULTS.best_of,
         group: WorkerGroup = SOLO,
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
         given = settings_of(DEFAULTS) | arguments
         plain = {name: value for name, value in given.items() if isinstance(value, int | float | str)}
-        self._plain = {**plain, "advantage": advantage, "share": share, "best_of": best_of}
-        self._best_of = best_of
+        self._plain = {**plain, "advantage": advantage, "share": share}
         self.group, self._norm = group, given["max_grad_norm"]
         if group.size > 1:
             given["max_grad_norm"] = math.inf
@@ -101,12 +99,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             policy,
             env,
             rollout_buffer_class=PerGraphRolloutBuffer,
-            rollout_buffer_kwargs={
-                "advantage": advantage,
-                "share": share,
-                "best_of": best_of,
-                "group": group,
-            },
+            rollout_buffer_kwargs={"advantage": advantage, "share": share, "group": group},
             policy_kwargs={"group": group, **(policy_kwargs or {})},
             **given,
         )
@@ -132,11 +125,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
 
         Raises:
             FloatingPointError: a score of the policy is not finite.
-            ValueError: the best of several episodes is asked for on another environment.
         """
         if not isinstance(env, PlacementVecEnv):
-            if self._best_of > 1:
-                raise ValueError("best_of counts episodes of a PlacementVecEnv; use one, or best_of=1")
             arguments = env, callback, rollout_buffer, n_rollout_steps, use_masking
             return bool(super().collect_rollouts(*arguments))
         self.policy.set_training_mode(False)
@@ -159,7 +149,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
                 self.group,
             )
             check_finite(value=float(decisions.value.sum()))
-            buffer.finish(self._values(env), env.waits, ended)
+            buffer.finish(self._values(env), env.waits)
         return ended
 
     def _tell(self, callback: BaseCallback, ended: Sequence[Ended]) -> bool:
@@ -292,7 +282,6 @@ def make_ppo(
         **settings_of(config) | {"learning_rate": lambda _: learning_rate()},
         advantage=config.advantage,
         share=config.share,
-        best_of=config.best_of,
         group=group,
         policy_kwargs={"make_policy": make_policy, "threads": config.threads},
         seed=seed,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableDictRolloutBufferSamples
 
-from agent.training.reinforcement.collection import Ended
 from agent.training.reinforcement.recording import Decisions
 from agent.training.workers import SOLO, WorkerGroup, gather_columns
 
@@ -43,8 +41,6 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         share: of the decisions, which is learned from. Those with great advantages are likelier chosen, and
             the others weigh more in return: that keeps the expected gradient, and most of what it says.
         advantage: "op" for both; "graph" for the units alone; "batch" for the units of the whole rollout.
-        best_of: number of episodes of a graph of which the best is to be good; 1 for the mean episode. An
-            advantage is multiplied by what its episode weighs in that, as `weights_in_best` says.
         group: the workers; each has as many episodes.
     """
 
@@ -56,12 +52,11 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         *positional: Any,
         advantage: str = "op",
         share: float = 1.0,
-        best_of: int = 1,
         group: WorkerGroup = SOLO,
         **named: Any,
     ) -> None:
         super().__init__(*positional, **named)
-        self._share, self._best_of = share, best_of
+        self._share = share
         self._advantage = advantage
         self._group = group
 
@@ -69,7 +64,6 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         """Empties the buffer; returns its rows for the decisions of a rollout of `n_steps`."""
         self.buffer_size = n_steps
         self.reset()
-        self._weights = np.ones_like(self.rewards)
         shape, seen = self.rewards.shape, self.observations
         return Decisions(
             problem=seen["problem"].reshape(shape),
@@ -83,18 +77,13 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
             starts=self.episode_starts,
         )
 
-    def finish(
-        self, last_values: torch.Tensor, ended: NDArray[np.bool_], episodes: Sequence[Ended] = ()
-    ) -> None:
+    def finish(self, last_values: torch.Tensor, ended: NDArray[np.bool_]) -> None:
         """Computes what follows from the decisions of a rollout.
 
         Args:
             last_values: of what is observed after the last decisions, float32 (n_envs, 1).
             ended: whether these ended an episode, bool (n_envs,).
-            episodes: those that ended in the rollout.
         """
-        if self._best_of > 1:
-            self._weigh_episodes(episodes)
         self.action_masks[:] = self.observations["mask"]
         self.pos, self.full = self.buffer_size, True
         self.compute_returns_and_advantage(last_values, ended)
@@ -114,22 +103,7 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         if self._advantage == "op":
             advantages = less_others(problem * (op.max() + 1) + op, advantages)
         group = np.zeros_like(problem) if self._advantage == "batch" else problem
-        advantages = normalise_within(group, advantages)
-        if self._best_of > 1:
-            advantages = advantages * gather_columns(self._group, self._weights)
-        self._weigh(advantages)
-
-    def _weigh_episodes(self, episodes: Sequence[Ended]) -> None:
-        """Weighs the decisions of each episode that ended; those of the others weigh 1."""
-        by_problem = dict[int, list[Ended]]()
-        for episode in episodes:
-            by_problem.setdefault(episode.info["result"].problem, []).append(episode)
-        for same in by_problem.values():
-            returns = np.array([episode.info["result"].episode_return for episode in same])
-            for episode, weight in zip(same, weights_in_best(returns, self._best_of), strict=True):
-                starts = np.flatnonzero(self.episode_starts[: episode.row + 1, episode.place])
-                first = starts[-1] if len(starts) else 0
-                self._weights[first : episode.row + 1, episode.place] = weight
+        self._weigh(normalise_within(group, advantages))
 
     def _weigh(self, advantages: NDArray[np.float32]) -> None:
         """Chooses the decisions to learn from, and weighs their advantages so that sums stay unbiased."""
@@ -201,27 +175,6 @@ def chances_of(advantages: NDArray[np.float32], share: float) -> NDArray[np.floa
         unit = (low + high) / 2
         low, high = (unit, high) if np.minimum(sizes / unit, 1).mean() > share else (low, unit)
     return np.minimum(sizes / np.float32(high), np.float32(1))
-
-
-def weights_in_best(returns: NDArray[np.float64], best_of: int) -> NDArray[np.float64]:
-    """Computes what the expected best of a few episodes grows by with the return of each of more episodes.
-
-    Of n episodes, the one with i - 1 worse ones is the best of K drawn ones with the chance
-    C(i - 1, K - 1) / C(n, K); this times n is its weight. The mean weight is 1. Source: chain rule on the
-    unbiased estimate of the best of K (Walder and Karkhanis 2025, arXiv 2505.15201).
-
-    Args:
-        returns: float64 (n,); equal ones weigh the same.
-        best_of: K; at most n counts.
-    """
-    n = len(returns)
-    k = min(best_of, n)
-    by_rank = np.array([math.comb(rank, k - 1) for rank in range(n)]) * n / math.comb(n, k)
-    _, member, counts = np.unique(returns, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    sums = np.concatenate([[0.0], np.cumsum(by_rank)])
-    weights: NDArray[np.float64] = ((sums[ends] - sums[ends - counts]) / counts)[member]
-    return weights
 
 
 def less_others(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:

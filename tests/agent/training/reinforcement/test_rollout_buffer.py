@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +12,6 @@ from agent.training.reinforcement.rollout_buffer import (
     chances_of,
     less_others,
     normalise_within,
-    weights_in_best,
 )
 
 
@@ -67,20 +63,3 @@ def test_a_share_of_the_decisions_has_the_gradient_of_all() -> None:
         sums.append((directions * advantages / chances)[kept].sum())
     error = np.std(sums) / np.sqrt(len(sums))
     assert np.mean(sums) == pytest.approx((directions * advantages).sum(), abs=4 * error)
-
-
-@given(st.lists(st.integers(-5, 5), min_size=1, max_size=7), st.integers(1, 9))
-def test_an_episode_weighs_what_it_adds_to_the_best_of_some(returns: list[int], best_of: int) -> None:
-    """Small changes of the returns, times their weights, change the mean best of all subsets of that size."""
-    k = min(best_of, len(returns))
-
-    def mean_best(values: Sequence[float]) -> float:
-        return float(np.mean([max(chosen) for chosen in itertools.combinations(values, k)]))
-
-    weights = weights_in_best(np.array(returns, dtype=float), best_of)
-    assert weights.mean() == pytest.approx(1)
-    for value in set(returns):
-        moved = [each + 1e-3 * (each == value) for each in returns]
-        same = weights[np.array(returns) == value]
-        gained = (mean_best(moved) - mean_best(returns)) / 1e-3
-        assert len(same) * same / len(returns) == pytest.approx(gained, abs=1e-9)

@@ -57,3 +57,19 @@ def test_it_does_without_a_walk_where_decoding_is_given_up(monkeypatch: pytest.M
 
     monkeypatch.setattr(placers, "decode", decode)
     assert np.isfinite(step_s("auto", Budget(None, 0.3)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "seconds", "first"),
+    [("4xv100", 60.0, "rollout"), ("4xa100-pcie", 60.0, "policy"), ("4xa100-pcie", None, "rollout")],
+)
+def test_the_policy_begins_where_links_are_slow_and_seconds_count(
+    cluster: str, seconds: float | None, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(auto, "policy_greedy", lambda *_, **__: begun.append("policy"))
+    monkeypatch.setattr(auto, "draw_rollouts", lambda *_, **__: begun.append("rollout"))
+    monkeypatch.setattr(auto, "anneal_from_leaders", lambda *_: None)
+    problem, budget = Problem(PROBLEM.graph, get_cluster(cluster)), Budget(100, seconds)
+    PLACERS["auto"].with_policy(POLICY, "topo").place(problem, budget, np.random.default_rng(0))
+    assert begun[:2] == [first, {"rollout": "policy", "policy": "rollout"}[first]]

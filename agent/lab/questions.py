@@ -62,8 +62,8 @@ class Experiment:
         Raises:
             ExperimentError: the folder has none of the rows, or they lack a column.
         """
-        files = [file for name in self.rows if (file := folder / name).exists()]
-        if not files:
+        files = [folder / name for name in self.rows]
+        if not any(file.exists() for file in files):
             lacking = f"{folder}: has no {' or '.join(self.rows)}"
             raise ExperimentError(f"{lacking}; run without --only, or give --out the folder of a run")
         rows = [{**row, "file": file.name.partition(".")[0]} for file in files for row in read_table(file)]
@@ -250,20 +250,21 @@ EXPERIMENTS.register(
     "reinforcement",
     Experiment(
         "What does reinforcement bring?",
-        rows=["reinforcement.csv.gz", "reinforcement_best_of.csv"],
+        rows=["reinforcement.csv.gz"],
         tables=[
             Pivot(BY_SIZE, [cell for policy in REINFORCED for cell in over_shipped(policy)]),
             Pivot(
                 BY_SIZE,
-                [(f"over {rule}", over("policy-reinforced", rule)) for rule in ("rollout", "annealing")],
-            ),
-            Pivot(
-                BY_SIZE,
                 [
-                    (said, over(f"{placer}-best-of-4", f"{placer}-mean-episode"))
-                    for placer, said in (*DECODES.items(), ("policy-refine", "search from 17 decodes"))
+                    *(
+                        (f"reinforced over {rule}", over("policy-reinforced", rule))
+                        for rule in ("rollout", "annealing")
+                    ),
+                    *(
+                        (f"best of 4, {said}", over(f"{placer}-best-of-4", f"{placer}-mean-episode"))
+                        for placer, said in (*DECODES.items(), ("policy-refine", "search from 17 decodes"))
+                    ),
                 ],
-                where=lambda row: bool(row["file"] == "reinforcement_best_of"),
             ),
         ],
         run=SealedTrials(

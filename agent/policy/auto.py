@@ -24,9 +24,10 @@ PROBED_UNITS, PROBE_COST = 2_000, 1.15
 times as long as these say it takes."""
 FIRST_SHARE, SHARE = 1.0, 0.4
 """Share of the seconds that are left in which the first of the two must end, and each other start. Where a
-walk takes most of a budget, annealing gains less in it than the walk. Tuned on graphs that no test uses."""
+walk takes most of a budget, annealing gains less in it than the walk. `SHARE` was tuned on graphs that no
+test uses, all else here on graphs of the page `budgets`."""
 SLOW_LINKS = 3.2
-"""Seconds of all transfers over those of all ops where a policy is ahead of `rollout`. Tuned likewise."""
+"""Seconds of all transfers over those of all ops where a policy is ahead of `rollout`."""
 
 
 @learned("auto", is_hybrid=True)
@@ -63,8 +64,9 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
 def _begins_with_policy(search: SearchState) -> bool:
     """Says whether seconds count, links are slow, and memory is not what matters first."""
     problem = search.problem
-    transfers_s, ops_s = float(mean_transfer_seconds(problem).sum()), float(problem.op_seconds.mean(1).sum())
-    return search.budget.seconds is not None and search.is_feasible and transfers_s > SLOW_LINKS * ops_s
+    transfers_s, ops_s = mean_transfer_seconds(problem).sum(), problem.op_seconds.mean(axis=1).sum()
+    is_slow = bool(transfers_s > SLOW_LINKS * ops_s)
+    return search.budget.seconds is not None and search.is_feasible and is_slow
 
 
 def _timed_s(search: SearchState, strategy: Strategy, rng: np.random.Generator, share: float) -> float:

@@ -1,8 +1,8 @@
 """Rows of trials on the sealed test set, by granularity, budget, placer and seed.
 
 The set has draws of the families from seeds that nothing was tuned on, and families never used. It is for
-reported comparisons alone. Constants are tuned on the graphs that a training keeps for validation, but for those
-of `auto` that its module names.
+reported comparisons alone. Constants are tuned on the graphs that a training keeps for validation, but for
+those of `auto` that its module names.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class TrainConfig(Settings, error=ConfigError):
     )
 
     learning_rate: float = option(
-        3e-4, "learning rate of Adam; decreases linearly", group=REINFORCEMENT, above=0, most=LARGEST
+        1e-3, "learning rate of Adam; decreases linearly", group=REINFORCEMENT, above=0, most=LARGEST
     )
     final_learning_rate: float = option(
         5e-5, "learning rate at the end of training", group=REINFORCEMENT, least=0, most=LARGEST
@@ -173,8 +173,8 @@ class TrainConfig(Settings, error=ConfigError):
         group=REINFORCEMENT,
         least=1,
     )
-    n_steps: int = option(768, "decisions of each episode between two updates", group=REINFORCEMENT, least=2)
-    batch_size: int = option(8192, "decisions in a minibatch", group=REINFORCEMENT, least=2)
+    n_steps: int = option(256, "decisions of each episode between two updates", group=REINFORCEMENT, least=2)
+    batch_size: int = option(4096, "decisions in a minibatch", group=REINFORCEMENT, least=2)
     epochs: int = option(3, "passes over the decisions of an update", group=REINFORCEMENT, least=1)
     advantage: str = option(
         "op",

@@ -37,7 +37,7 @@ class SearchForDemonstrations(Phase):
     """
 
     name = "search for demonstrations"
-    share = 0.35
+    share = 0.2
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
@@ -184,7 +184,7 @@ class Imitation(_ImitationPhase):
     """Imitates the placements that were searched; a step is one pass over all of them."""
 
     name = "imitation"
-    share = 0.2
+    share = 0.15
     unit = "passes"
     rate = "imitation_rate"
 
@@ -227,7 +227,7 @@ class OnPolicyImitation(_ImitationPhase):
     """
 
     name = "on-policy imitation"
-    share = 0.25
+    share = 0.15
     unit = "rounds"
     rate = "dagger_rate"
 

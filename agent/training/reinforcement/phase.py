@@ -27,7 +27,7 @@ class Reinforcement(Phase):
     """
 
     name = "reinforcement"
-    share = 0.2
+    share = 0.5
     rate = "learning_rate"
 
     def __init__(self, state: TrainingState, metrics: RelativeMetrics) -> None:

@@ -17,7 +17,7 @@ from agent.evaluation.report.tables import Table, render
 from agent.evaluation.results import Trial
 from agent.placers.base import PLACERS
 from agent.placing.handover.pipeline import stage_rows
-from envs.figures import ROW_IN, Palette, draw_timeline, legend_of
+from envs.figures import ROW_IN, Palette, draw_timeline
 from envs.objective import STEP
 from envs.pipeline.simulate import PipelineTime
 from envs.simulator.simulate import StepTime
@@ -94,7 +94,7 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
     def draw(figure: Figure, palette: Palette) -> None:
         axes = figure.add_subplot()
         draw_timeline(axes, answer.objective, answer.placement, step, until_s, palette)
-        figure.legend(handles=legend_of(axes), loc="outside upper left", ncols=5)
+        figure.legend(loc="outside upper left", ncols=5)
 
     what = "timeline" if answer.objective.kind == STEP else "pipeline"
     return {

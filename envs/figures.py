@@ -27,7 +27,6 @@ from graphs.system.numbers import four_digits
 if TYPE_CHECKING:  # loading it takes longer than many placements
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.path import Path as Outline
 
 OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#4d4d4d")
 """Colours that colour-blind people tell apart: those of Okabe and Ito, "Color universal design", 2008, but no
@@ -146,6 +145,7 @@ def draw_timeline(
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
 
     bars, (unit, per_s) = timeline(objective, placement, step), _time_unit(until_s)
     rows = rows_of(objective.problem, placement.device_of)
@@ -155,14 +155,14 @@ def draw_timeline(
         colour = palette.muted if kind == COPIES else palette.of(KINDS.index(kind))
         device, start_s, end_s, microbatch = joined(each, until_s / N_BINS)
         row, wide = rows[device], end_s - start_s > WIDE * until_s
-        boxes = np.stack([start_s * per_s, end_s * per_s, row + top, row + bottom], axis=1)
+        left, right, y = per_s * start_s, per_s * end_s, (row + top, row + bottom)
+        corners = np.stack([left, y[0], left, y[1], right, y[1], right, y[0]], axis=1).reshape(-1, 4, 2)
         for chosen, edge, label in ((wide, palette.paper, kind), (~wide, "none", None)):
-            outline = rectangles(boxes[chosen])
+            outline = Outline.make_compound_path_from_polys(corners[chosen])
             axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=edge, linewidth=0.6, label=label))
-        is_dark = sum(to_rgb(colour)) < 1.4
+        ink = palette.paper if sum(to_rgb(colour)) < 1.4 else palette.ink
         for at in np.flatnonzero(wide & (microbatch >= 0)).tolist():
-            text = boxes[at, :2].mean(), row[at], str(microbatch[at])
-            ink = palette.paper if is_dark else palette.ink
+            text = (left[at] + right[at]) / 2, row[at], str(microbatch[at])
             axes.text(*text, size=7, ha="center", va="center", color=ink)
     names = [shortened(device.name, LABEL_CHARS) for device in objective.problem.cluster.devices]
     axes.set_yticks(rows, names)
@@ -190,7 +190,7 @@ def step_figure(
         draw_timeline(upper, objective, placement, step, until_s, PAPER)
         upper.set_title(title, loc="left")
         upper.set_xlabel("")
-        upper.legend(*upper.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.02))
+        draw_legend(upper)
         _draw_memory(lower, objective, placement, until_s)
     return figure
 
@@ -221,32 +221,18 @@ def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s
     axes.set_ylim(0.0, 1.12 * max([1e-9, *near, peak.max()]))
     axes.set(ylabel=f"memory, {unit}", xlabel=f"time, {time_unit}")
     axes.grid(True, axis="y")
-    settings: dict[str, Any] = {
-        "title": f"peak of capacity, {unit}",
-        "title_fontsize": 8,
-        "alignment": "left",
-    }
-    settings |= {"loc": "upper left", "bbox_to_anchor": (1.0, 1.03), "ncols": 1 + int((peak > 0).sum() > 9)}
-    axes.legend(*axes.get_legend_handles_labels(), **settings)
+    draw_legend(axes, f"peak of capacity, {unit}")
+
+
+def draw_legend(axes: Axes, title: str = "") -> None:
+    """Draws a legend on the right of the axes."""
+    handles = axes.get_legend_handles_labels()
+    axes.legend(*handles, title=title, loc="upper left", bbox_to_anchor=(1.0, 1.03), alignment="left")
 
 
 def _time_unit(until_s: float) -> tuple[str, float]:
     """Returns the unit of an axis of time, and how many of it are a second."""
     return ("s", 1.0) if until_s >= 10 else ("ms", 1e3) if until_s >= 1e-3 else ("µs", 1e6)
-
-
-def rectangles(boxes: FloatArray) -> Outline:
-    """Makes one outline of many rectangles.
-
-    Args:
-        boxes: left, right, bottom and top of each, (n, 4).
-    """
-    from matplotlib.path import Path as Outline
-
-    left, right, bottom, top = boxes.T
-    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
-    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
-    return Outline(corners.reshape(-1, 2), codes * len(boxes))
 
 
 def style(palette: Palette) -> dict[str, Any]:
@@ -269,6 +255,7 @@ def style(palette: Palette) -> dict[str, Any]:
         "grid.linewidth": 0.6,
         "legend.frameon": False,
         "legend.fontsize": 8.0,
+        "legend.title_fontsize": 8.0,
         "path.simplify": False,
         "text.parse_math": False,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs.figures import LABEL_CHARS, PAPER, new_figure, rows_of, style
+from envs.figures import LABEL_CHARS, PAPER, draw_legend, new_figure, rows_of, style
 from envs.problem import Problem
 from graphs.granularity import module_paths
 from graphs.levels import t_level
@@ -16,6 +16,7 @@ from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import shortened
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_NODES, MOST_LAYERS, MOST_NAMES = 300, 60, 12
@@ -63,8 +64,8 @@ def places_of(graph: OpGraph) -> FloatArray:
 
     Backward ops of a module are where its forward ops are.
     """
-    level, is_backward = _levels(graph), np.array(graph.phases) == "backward"
-    is_forward = ~is_backward & ~graph.is_source & (np.array(graph.phases) == "forward")
+    level, phases = _levels(graph), np.array(graph.phases)
+    is_forward, is_backward = (phases == "forward") & ~graph.is_source, phases == "backward"
     last = max(int(level[is_forward].max(initial=0)), 1)
     most = max(int(level.max(initial=0)), last + 1)
     place: FloatArray = np.where(is_backward, (most - level) / (most - last), level / last).clip(0.0, 1.0)
@@ -87,22 +88,18 @@ def heights_of(layers: IntArray, is_backward: IntArray, edges: IntArray) -> Floa
         layers, is_backward: layer and pass of each node, int (n_nodes,).
         edges: nodes, int (n_edges, 2).
     """
-    height, top = np.zeros(len(layers)), 0.0
-    for each in range(len(PASSES)):
-        own = is_backward == each
-        inside = edges[own[edges].all(axis=1)]
-        ends = np.concatenate([inside, inside[:, ::-1]])
-        degree = np.bincount(ends[:, 0], minlength=len(height))
-        members = [np.flatnonzero(own & (layers == layer)) for layer in np.unique(layers[own])]
-        for _ in range(SWEEPS):
-            mean = np.bincount(ends[:, 0], height[ends[:, 1]], len(height)) / np.maximum(degree, 1)
-            wanted = np.where(degree, mean, height)
-            for nodes in members:
-                ranked = nodes[np.argsort(wanted[nodes], kind="stable")]
-                height[ranked] = np.arange(len(nodes)) - (len(nodes) - 1) / 2
-        largest = max(map(len, members), default=0)
-        height[own] += top - (largest - 1) / 2
-        top -= largest + GAP
+    n_nodes, n_layers = len(layers), int(layers.max(initial=0)) + 1
+    column, height = layers + n_layers * is_backward, np.zeros(n_nodes)
+    size = np.bincount(column, minlength=2 * n_layers)
+    middle = np.cumsum(size) - (size + 1) / 2
+    near = np.concatenate([edges, edges[:, ::-1]])
+    near = near[is_backward[near[:, 0]] == is_backward[near[:, 1]]]
+    degree = np.bincount(near[:, 0], minlength=n_nodes)
+    for _ in range(SWEEPS):
+        mean = np.bincount(near[:, 0], height[near[:, 1]], n_nodes) / np.maximum(degree, 1)
+        order = np.lexsort((np.where(degree, mean, height), column))
+        height[order] = np.arange(n_nodes) - middle[column[order]]
+    height -= is_backward * ((size[:n_layers].max() + size[n_layers:].max()) / 2 + GAP)
     return height
 
 
@@ -115,8 +112,6 @@ def graph_figure(problem: Problem, device_of: IntArray, title: str) -> Figure:
         device_of: device index of each op, int64 (n_ops,).
     """
     import matplotlib as mpl
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
 
     graph, nodes = problem.graph, nodes_of(problem.graph, device_of)
     node_of, first = np.full(graph.n_ops, -1), np.array([ops[0] for ops in nodes], dtype=np.int64)
@@ -132,34 +127,37 @@ def graph_figure(problem: Problem, device_of: IntArray, title: str) -> Figure:
     node_s = np.array([seconds[ops].sum() for ops in nodes])
     sizes, rows = 16 + 110 * node_s / max(node_s.max(initial=0.0), 1e-30), rows_of(problem, device_of)
     with mpl.rc_context(style(PAPER)):
-        figure = new_figure(float(np.clip(1.3 - 0.22 * points[:, 1].min(initial=0), 3.0, 9.0)))
+        rows_in = 0.22 * (points[:, 1].max(initial=0) - points[:, 1].min(initial=0))
+        figure = new_figure(float(np.clip(1.3 + rows_in, 3.0, 9.0)))
         axes = figure.add_subplot()
         copied = device[edges[:, 0]] != device[edges[:, 1]]
-        for chosen, colour, label in (
-            (~copied, PAPER.grid, "on one device"),
-            (copied, PAPER.muted, "copied"),
-        ):
-            begin, end = points[edges[chosen].T]
-            middle = (begin + end) / 2
-            middle[:, 1] += 0.9 * ((np.abs(end - begin)[:, 0] > 1) & (begin[:, 1] == end[:, 1]))
-            curves = np.stack([begin, middle, end], axis=1).reshape(-1, 2)
-            outline = Outline(curves, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3] * len(begin))
-            axes.add_patch(PathPatch(outline, facecolor="none", edgecolor=colour, linewidth=0.8))
-            axes.plot([], [], color=colour, label=label)
+        _draw_edges(axes, points[edges[~copied]], PAPER.grid, "on one device")
+        _draw_edges(axes, points[edges[copied]], PAPER.muted, "copied")
         for used in sorted(set(device.tolist()), key=rows.__getitem__):
             x, y = points[device == used].T
             name, colour = problem.cluster.devices[used].name, PAPER.of(int(rows[used]))
             axes.scatter(x, y, sizes[device == used], colour, zorder=2)
             axes.scatter([], [], 40, colour, label=shortened(name, LABEL_CHARS))
-        ticks, names = np.unique(layers[~is_backward], return_index=True)
-        shown = slice(None, None, -(-len(ticks) // MOST_NAMES) or 1)
-        ops = first[~is_backward][names][shown].tolist()
-        labels = [shortened(graph.modules[op] or graph.op_names[op], LABEL_CHARS) for op in ops]
-        axes.set_xticks(ticks[shown], labels, rotation=20, ha="right", size=7)
-        present = np.unique(is_backward).astype(int).tolist()
-        axes.set_yticks(
-            [points[is_backward == each, 1].mean() for each in present], [PASSES[each] for each in present]
-        )
+        named = np.flatnonzero(~is_backward)
+        named = named[np.unique(layers[named] * MOST_NAMES // n_layers, return_index=True)[1]]
+        names = [graph.modules[op] or graph.op_names[op] for op in first[named].tolist()]
+        short = [shortened(name, LABEL_CHARS) for name in names]
+        axes.set_xticks(layers[named], short, rotation=20, ha="right", size=7)
+        middle = {PASSES[each]: points[is_backward == each, 1].mean() for each in set(is_backward.tolist())}
+        axes.set_yticks([*middle.values()], [*middle])
         axes.set_title(title, loc="left")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        draw_legend(axes)
     return figure
+
+
+def _draw_edges(axes: Axes, ends: FloatArray, colour: str, label: str) -> None:
+    """Draws lines from point to point, (n, 2, 2); those that would pass through nodes are bowed."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    begin, end, middle = ends[:, 0], ends[:, 1], ends.mean(axis=1)
+    middle[:, 1] += 0.9 * ((np.abs(end - begin)[:, 0] > 1) & (begin[:, 1] == end[:, 1]))
+    curves = np.stack([begin, middle, end], axis=1).reshape(-1, 2)
+    outline = Outline(curves, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3] * len(begin))
+    axes.add_patch(PathPatch(outline, facecolor="none", edgecolor=colour, linewidth=0.8))
+    axes.plot([], [], color=colour, label=label)

@@ -212,7 +212,7 @@ def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s
             color=PAPER.of(row),
             linestyle=DASHES[row // len(PAPER.series) % len(DASHES)],
             linewidth=1.4,
-            label=f"{name}: {peak[device]:.3g} of {four_digits(capacity[device])}",
+            label=f"{name}: {four_digits(peak[device])} of {four_digits(capacity[device])}",
         )
     near = np.unique(capacity[(peak > 0) & (capacity < NEAR * peak.max())]).tolist()
     for line in near:

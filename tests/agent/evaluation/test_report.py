@@ -12,7 +12,6 @@ from agent.evaluation.report.figures import as_svg, lines_of
 from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps
-from agent.evaluation.report.timelines import merged
 from agent.evaluation.run import evaluate
 from agent.placers.improvements import Improvement
 from agent.placing.request import DATA_PARALLEL
@@ -274,9 +273,3 @@ def test_a_curve_is_the_mean_of_the_best_so_far():
 def test_order_maps_need_two_orders():
     assert order_maps(synthetic_trials(2, placers=(("policy", "topo"),))) == ""
     assert order_maps(synthetic_trials(30)).count("<tr>") == 3
-
-
-def test_merged_spans_keep_gaps_that_can_be_seen():
-    spans = np.array([[5.0, 6.0], [0.0, 1.0], [1.05, 2.0], [0.2, 0.4]])
-    assert merged(spans, 0.1).tolist() == [[0.0, 2.0], [5.0, 6.0]]
-    assert merged(np.empty((0, 2)), 0.1).shape == (0, 2)

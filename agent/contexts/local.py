@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from agent.contexts.engine import how_to_resume
@@ -72,7 +74,8 @@ class LocalContext:
             if self.resume and not self.checkpoints.files:
                 self._start_anew(metrics.last_iteration)
             self._catch_signals(cleanup)
-            self._reporters = (metrics, TensorBoard(self.folder, self.config.to_json()), self._bar)
+            self._board = self._make_board()
+            self._reporters = (metrics, self._board, self._bar)
             for reporter in self._reporters:
                 cleanup.callback(self._close, reporter)
             self._cleanup = cleanup.pop_all()
@@ -91,6 +94,10 @@ class LocalContext:
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
 
+    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+        """Passes a picture on to TensorBoard."""
+        self._board.show(timesteps, tag, picture)
+
     def announce(self, activity: str, share: float) -> None:
         """Shows it on the screen."""
         self._bar.announce(activity, share)
@@ -108,6 +115,13 @@ class LocalContext:
         if result.finished:
             numbers = {key: value for key, value in values.items() if type(value) in (int, float)}
             self._final = {key: float(value) for key, value in numbers.items()}
+
+    def _make_board(self) -> TensorBoard:
+        """Lists the settings that are no defaults as hyperparameters."""
+        base, own = TrainConfig().to_json(), self.config.to_json()
+        return TensorBoard(
+            self.folder, {key: own[key] for key in own if own[key] != base[key] and key != "name"}
+        )
 
     def _close(self, reporter: Reporter) -> None:
         reporter.close(self._final)
@@ -186,7 +200,15 @@ def closing_lines(result: Result, folder: Path) -> str:
         lines.append(f"by reinforcement: {', '.join(gains)}")
     if result.cut_short:
         lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
-    return "\n".join([*lines, f"curves: tensorboard --logdir {folder}"])
+    return "\n".join([*lines, *how_to_watch(folder)])
+
+
+def how_to_watch(folder: Path) -> list[str]:
+    """Says how to see the curves of a run or a study."""
+    return [
+        f"curves: tensorboard --logdir {folder}",
+        "on one screen: http://localhost:6006/#custom_scalars, while that runs",
+    ]
 
 
 def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Split:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.problems import Split
 from agent.training.workers import WorkerGroup
@@ -39,6 +42,9 @@ class Context(Protocol):
 
         Only what the first worker reports is complete.
         """
+
+    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+        """Shows a picture, uint8 (height, width, 3), after the numbers of its update."""
 
     def announce(self, activity: str, share: float) -> None:
         """Shows the activity before the first update, and the share of it that is done."""

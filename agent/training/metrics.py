@@ -1,17 +1,19 @@
 """The numbers that a training reports: their names and meanings.
 
-The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tag_of` gives
+The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tags_of` gives
 shorter ones there, but for those of stable-baselines3; it sorts them, so that held-out graphs come first.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 USES = {
     "train": "episodes drawn by the policy on the graphs it trains on, in this update",
     "validation": "greedy placements of the averaged policy for validation graphs, which help to choose it",
     "held_out": "greedy placements of the averaged policy for held-out graphs, which decide nothing",
+    "trained_on": "greedy placements of the averaged policy for up to 16 of the graphs it trains on",
 }
 REFERENCES = {
     "single": "the fastest single device",
@@ -78,38 +80,63 @@ def step_time_name(use: str, reference: str, family: str = "") -> str:
 
 
 LONGEST_FAMILY = 10
-GROUP_OF_USE = {"validation": "seen/valid_", "train": "seen/train_"}
-OVER_SEARCH = "compare/to_annealing"
-"""Tag of the first chart."""
+OVER_SEARCH, TRAINED_ON = "compare/to_annealing", "compare/trained_on"
+"""Tags of the first two charts: step times over annealing's, of held-out graphs and of graphs trained on."""
+PLACED_BEFORE, PLACED_NOW = "eval/placed_before", "eval/placed_now"
+"""Tags of the drawings of a graph's step, before the first update and at the last evaluation."""
 TAGS = {
-    step_time_name(use, reference): f"{group}{reference}"
-    for use, group in GROUP_OF_USE.items()
-    for reference in REFERENCES
-} | {
     step_time_name("held_out", "annealing"): OVER_SEARCH,
-    step_time_name("held_out", "list"): "compare/to_list",
-    step_time_name("held_out", "single"): "compare/to_device",
-    SCORE: "seen/score",
+    step_time_name("trained_on", "annealing"): TRAINED_ON,
+    step_time_name("held_out", "single"): "to_device/held_out",
+    SCORE: "to_device/score",
     f"{TRAINING}/imitation_accuracy": f"{TRAINING}/accuracy",
-    f"{UPDATE}/imitation_loss": f"{UPDATE}/imit_loss",
     f"{UPDATE}/imitation_value_loss": f"{UPDATE}/imit_value",
 }
 """Tags of TensorBoard that are not the metric's name."""
+COUNTERS = (ITERATION, PROGRESS, WALL_S, CPU_S, f"{TRAINING}/episodes")
+"""Metrics that are in `metrics.jsonl` alone, as are step times that `TAGS` does not name."""
+CHARTS = {
+    "step time / annealing's: held out, trained on": (OVER_SEARCH, TRAINED_ON),
+    "mean return of episodes: - steps of one device": (REWARD,),
+    "entropy, negated": (f"{UPDATE}/entropy_loss",),
+    "KL divergence of an update": (f"{UPDATE}/approx_kl",),
+    "explained variance, clip fraction": (f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"),
+    "decisions learned from in a second": (SPEED,),
+    "phase: 1 imitation, 2 on-policy, 3 reinforcement": (PHASE,),
+    "imitation: share of best choices": (f"{TRAINING}/accuracy",),
+}
+"""Charts of the overview, by title: the tags of each."""
 
 
-def tag_of(name: str) -> str:
-    """Tag of a metric in TensorBoard; empty where it is in `metrics.jsonl` alone.
+def overview(imitates: bool) -> dict[str, dict[str, list[str | list[str]]]]:
+    """Returns the layout of TensorBoard's custom scalars: whether it learns, is healthy, and how fast.
 
-    Of step times by family those of held-out graphs over annealing are shown.
+    Args:
+        imitates: whether there are several phases; their chart is the second one then.
     """
-    if not name.startswith(f"{BY_FAMILY}/"):
-        return TAGS.get(name, name)
-    kind, family = name.removeprefix(f"{BY_FAMILY}/").split("/", 1)
-    if kind != "held_out_over_annealing":
-        return ""
-    if len(family) > LONGEST_FAMILY:
-        family = family[: LONGEST_FAMILY - 5] + "~" + hashlib.sha256(family.encode()).hexdigest()[:4]
-    return f"of_family/{family}"
+    titles = [*CHARTS]
+    chosen = [titles[0], titles[-2], *titles[2:-2], titles[1], titles[-1]] if imitates else titles[:-2]
+    return {"training": {title: ["Multiline", [*CHARTS[title]]] for title in chosen}}
+
+
+def tags_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns the tags that TensorBoard shows of some metrics, by name.
+
+    Of step times by family those of held-out graphs over annealing are shown, where there are several.
+    """
+    shown = {name: TAGS.get(name, name) for name in names if name not in COUNTERS}
+    prefix = step_time_name("held_out", "annealing", "*").removesuffix("*")
+    families = {name: name.removeprefix(prefix) for name in shown if name.startswith(prefix)}
+    tags = {name: tag for name, tag in shown.items() if not tag.startswith((STEP_TIME, BY_FAMILY))}
+    return tags | {
+        name: f"of_family/{_short(family)}" for name, family in families.items() if families.keys() - {name}
+    }
+
+
+def _short(family: str) -> str:
+    if len(family) <= LONGEST_FAMILY:
+        return family
+    return family[: LONGEST_FAMILY - 5] + "~" + hashlib.sha256(family.encode()).hexdigest()[:4]
 
 
 def meanings() -> dict[str, str]:
@@ -126,5 +153,6 @@ def meanings() -> dict[str, str]:
 
 def as_markdown() -> str:
     """A table of tags, metrics and `meanings`."""
-    rows = [f"| {tag_of(name)} | `{name}` | {meaning} |" for name, meaning in meanings().items()]
+    tags = tags_of([*meanings(), step_time_name("held_out", "annealing", "of several")])
+    rows = [f"| {tags.get(name, '')} | `{name}` | {meaning} |" for name, meaning in meanings().items()]
     return "\n".join(["| tag | in metrics.jsonl | meaning |", "| --- | --- | --- |", *rows])

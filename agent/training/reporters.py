@@ -115,7 +115,9 @@ class TensorBoard:
         records = self._records or self._open(timesteps, metrics)
         for name, tag in tags_of(metrics).items():
             summary = scalar(tag, metrics[name])  # type: ignore[no-untyped-call]
-            summary.value[0].metadata.summary_description = self._meanings.get(name, "")
+            metadata = summary.value[0].metadata
+            metadata.plugin_data.plugin_name = "scalars"
+            metadata.summary_description = self._meanings.get(name, "")
             records.write(timesteps, summary=summary)
         records.flush()
 
@@ -160,7 +162,7 @@ RATIOS = {"score": SCORE} | {use: step_time_name(use, "single") for use in USES}
 """Step times over the fastest single device's."""
 COLUMNS = ("score", "validation", "held_out")
 ROW = "{:>12} {:>8} {:>11} {:>9} {:>12}"
-HEAD = "greedy step times over those of the fastest single device; score: graphs not held out\n" + ROW.format(
+HEAD = "step times over the fastest single device's; score: all graphs not held out\n" + ROW.format(
     "decisions", *(name.replace("_", " ") for name in COLUMNS), "decisions/s"
 )
 

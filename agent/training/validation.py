@@ -117,9 +117,9 @@ def drawn(policy: Policy, problem: Problem, order: str) -> NDArray[np.uint8]:
     return timeline(problem, device_of, simulate_problem(problem, device_of), problem.scale_s)
 
 
-def some(items: Sequence[Item]) -> Sequence[Item]:
+def some(items: Sequence[Item]) -> list[Item]:
     """Returns at most `MOST_TRAINED_ON` items, evenly over all."""
-    return items[:: -(-len(items) // MOST_TRAINED_ON) or 1]
+    return list(items[:: -(-len(items) // MOST_TRAINED_ON) or 1])
 
 
 MOST_TRAINED_ON = 16

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.metrics import CPU_S, SPEED, WALL_S
@@ -50,6 +53,7 @@ class MemoryContext:
     seed: int = 0
     device: str = "cpu"
     rows: list[dict[str, float]] = field(default_factory=list)
+    pictures: list[tuple[int, str]] = field(default_factory=list)
     runnable: RunnableModel | None = None
     group: WorkerGroup = SOLO
 
@@ -61,6 +65,9 @@ class MemoryContext:
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         self.rows.append({"timesteps": timesteps, **metrics})
+
+    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+        self.pictures.append((timesteps, tag))
 
     def announce(self, activity: str, share: float) -> None:
         assert 0 <= share <= 1

@@ -96,14 +96,14 @@ TAGS = {
 COUNTERS = (ITERATION, PROGRESS, WALL_S, CPU_S, f"{TRAINING}/episodes")
 """Metrics that are in `metrics.jsonl` alone, as are step times that `TAGS` does not name."""
 CHARTS = {
-    "step time / annealing's: held out, trained on": (OVER_SEARCH, TRAINED_ON),
-    "mean return of episodes: - steps of one device": (REWARD,),
-    "entropy, negated": (f"{UPDATE}/entropy_loss",),
-    "KL divergence of an update": (f"{UPDATE}/approx_kl",),
-    "explained variance, clip fraction": (f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"),
-    "decisions learned from in a second": (SPEED,),
+    "step time / annealing's: ■ held out, ◆ trained on": (OVER_SEARCH, TRAINED_ON),
+    "ep_rew_mean: minus steps of one device": (REWARD,),
+    "entropy_loss: minus the entropy, nats": (f"{UPDATE}/entropy_loss",),
+    "approx_kl: change of the policy by an update": (f"{UPDATE}/approx_kl",),
+    "■ explained_variance, ◆ clip_fraction": (f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"),
+    "fps: decisions learned from in a second": (SPEED,),
     "phase: 1 imitation, 2 on-policy, 3 reinforcement": (PHASE,),
-    "imitation: share of best choices": (f"{TRAINING}/accuracy",),
+    "accuracy of imitation": (f"{TRAINING}/accuracy",),
 }
 """Charts of the overview, by title: the tags of each."""
 

@@ -96,11 +96,11 @@ TAGS = {
 COUNTERS = (ITERATION, PROGRESS, WALL_S, CPU_S, f"{TRAINING}/episodes")
 """Metrics that are in `metrics.jsonl` alone, as are step times that `TAGS` does not name."""
 CHARTS = {
-    "step time / annealing's: ■ held out, ◆ trained on": (OVER_SEARCH, TRAINED_ON),
+    "step time / annealing's: held out, trained on": (OVER_SEARCH, TRAINED_ON),
     "ep_rew_mean: minus steps of one device": (REWARD,),
     "entropy_loss: minus the entropy, nats": (f"{UPDATE}/entropy_loss",),
     "approx_kl: change of the policy by an update": (f"{UPDATE}/approx_kl",),
-    "■ explained_variance, ◆ clip_fraction": (f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"),
+    "explained_variance, clip_fraction": (f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"),
     "fps: decisions learned from in a second": (SPEED,),
     "phase: 1 imitation, 2 on-policy, 3 reinforcement": (PHASE,),
     "accuracy of imitation": (f"{TRAINING}/accuracy",),

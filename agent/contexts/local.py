@@ -9,10 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from agent.contexts.engine import how_to_resume
@@ -26,6 +24,7 @@ from agent.training.trainer import DivergedError, Result, train
 from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import get_cluster
+from envs.placement.render import Picture
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
@@ -33,6 +32,10 @@ from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
 from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
+
+CURVES = """\
+curves: tensorboard --logdir {}
+on one screen: http://localhost:6006/#custom_scalars, while that runs"""
 
 
 class LocalContext:
@@ -42,6 +45,7 @@ class LocalContext:
         folder: of the run; made on entry unless `resume`.
         resume: whether to go on with what is there.
         console: by default stderr.
+        board: by default events in the folder of the run, with the settings that are no defaults.
 
     Attributes:
         has_reported: whether an update was made, since a resumed run was opened too.
@@ -52,7 +56,13 @@ class LocalContext:
     """
 
     def __init__(
-        self, config: TrainConfig, folder: Path, *, resume: bool, console: Console | None = None
+        self,
+        config: TrainConfig,
+        folder: Path,
+        *,
+        resume: bool,
+        console: Console | None = None,
+        board: TensorBoard | None = None,
     ) -> None:
         self.config, self.folder, self.resume = config, folder, resume
         self.seed, self.device = config.seed, config.device
@@ -62,6 +72,7 @@ class LocalContext:
         self.group: WorkerGroup = SOLO
         self._console = console or Console(stderr=True)
         self._bar = ProgressBar(self._console)
+        self._board = board or TensorBoard(folder, _unusual(config))
         self._reporters: tuple[Reporter, ...] = (self._bar,)
         self._final: dict[str, float] = {}
         self._stop = False
@@ -74,7 +85,6 @@ class LocalContext:
             if self.resume and not self.checkpoints.files:
                 self._start_anew(metrics.last_iteration)
             self._catch_signals(cleanup)
-            self._board = self._make_board()
             self._reporters = (metrics, self._board, self._bar)
             for reporter in self._reporters:
                 cleanup.callback(self._close, reporter)
@@ -94,7 +104,7 @@ class LocalContext:
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
 
-    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
         """Passes a picture on to TensorBoard."""
         self._board.show(timesteps, tag, picture)
 
@@ -115,13 +125,6 @@ class LocalContext:
         if result.finished:
             numbers = {key: value for key, value in values.items() if type(value) in (int, float)}
             self._final = {key: float(value) for key, value in numbers.items()}
-
-    def _make_board(self) -> TensorBoard:
-        """Lists the settings that are no defaults as hyperparameters."""
-        base, own = TrainConfig().to_json(), self.config.to_json()
-        return TensorBoard(
-            self.folder, {key: own[key] for key in own if own[key] != base[key] and key != "name"}
-        )
 
     def _close(self, reporter: Reporter) -> None:
         reporter.close(self._final)
@@ -200,15 +203,7 @@ def closing_lines(result: Result, folder: Path) -> str:
         lines.append(f"by reinforcement: {', '.join(gains)}")
     if result.cut_short:
         lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
-    return "\n".join([*lines, *how_to_watch(folder)])
-
-
-def how_to_watch(folder: Path) -> list[str]:
-    """Says how to see the curves of a run or a study."""
-    return [
-        f"curves: tensorboard --logdir {folder}",
-        "on one screen: http://localhost:6006/#custom_scalars, while that runs",
-    ]
+    return "\n".join([*lines, CURVES.format(folder)])
 
 
 def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Split:
@@ -234,6 +229,11 @@ def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Sp
         training = not config.inference
         graphs.append(capture_model(config.model, optimizer=config.optimizer, training=training).graph)
     return split_graphs(graphs, holdout=config.holdout, validation=config.validation)
+
+
+def _unusual(config: TrainConfig) -> dict[str, Any]:
+    default, own = TrainConfig(name=config.name).to_json(), config.to_json()
+    return {key: value for key, value in own.items() if value != default[key]}
 
 
 def _runnable(config: TrainConfig) -> RunnableModel | None:

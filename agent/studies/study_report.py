@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.contexts.local import how_to_watch
+from agent.contexts.local import CURVES
 from agent.evaluation.comparison.intervals import crossed_interval
 from agent.studies.record import Attempt, Study
 from agent.studies.trial_process import COMPLETE, FAILED, JUDGEMENT, PRUNED, STALE
@@ -56,7 +56,7 @@ def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
     if study.config.cold_control:
         lines += warm_against_cold(attempts, study.base.init)
     lines.append(f"trials: {study.folder / 'trials.csv'}")
-    lines += how_to_watch(study.folder)
+    lines.append(CURVES.format(study.folder))
     if not all_ended:
         lines.append("stopped; run the same command again to resume")
     return lines

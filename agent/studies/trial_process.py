@@ -40,19 +40,11 @@ Outcome = Mapping[str, Any] | OSError
 
 
 class TrialContext(LocalContext):
-    """Trains a study trial until it ends or the study stops it.
-
-    Args:
-        board: TensorBoard's events of this study trial.
-    """
+    """Trains a study trial until it ends or the study stops it."""
 
     def __init__(self, config: TrainConfig, folder: Path, board: TensorBoard) -> None:
         quiet = Console(quiet=True, force_terminal=False)
-        super().__init__(config, folder, resume=folder.exists(), console=quiet)
-        self._trial_board = board
-
-    def _make_board(self) -> TensorBoard:
-        return self._trial_board
+        super().__init__(config, folder, resume=folder.exists(), console=quiet, board=board)
 
     def should_stop(self) -> bool:
         """Says whether the study has stopped it."""

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.problems import Split
 from agent.training.workers import WorkerGroup
+from envs.placement.render import Picture
 from envs.runtime.runnable_model import RunnableModel
 
 
@@ -43,7 +41,7 @@ class Context(Protocol):
         Only what the first worker reports is complete.
         """
 
-    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
         """Shows a picture, uint8 (height, width, 3), after the numbers of its update."""
 
     def announce(self, activity: str, share: float) -> None:

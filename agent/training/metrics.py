@@ -1,12 +1,11 @@
 """The numbers that a training reports: their names and meanings.
 
 The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tags_of` gives
-shorter ones there, but for those of stable-baselines3; it sorts them, so that held-out graphs come first.
+shorter ones there, but for families and those of stable-baselines3; held-out graphs come first.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 USES = {
@@ -79,10 +78,9 @@ def step_time_name(use: str, reference: str, family: str = "") -> str:
     return f"{BY_FAMILY}/{use}_over_{reference}/{family}" if family else f"{STEP_TIME}/{use}_over_{reference}"
 
 
-LONGEST_FAMILY = 10
 OVER_SEARCH, TRAINED_ON = "compare/to_annealing", "compare/trained_on"
 """Tags of the first two charts: step times over annealing's, of held-out graphs and of graphs trained on."""
-PLACED_BEFORE, PLACED_NOW = "eval/placed_before", "eval/placed_now"
+PLACED = "eval/placed_before", "eval/placed_now"
 """Tags of the drawings of a graph's step, before the first update and at the last evaluation."""
 TAGS = {
     step_time_name("held_out", "annealing"): OVER_SEARCH,
@@ -124,19 +122,11 @@ def tags_of(names: Iterable[str]) -> dict[str, str]:
 
     Of step times by family those of held-out graphs over annealing are shown, where there are several.
     """
-    shown = {name: TAGS.get(name, name) for name in names if name not in COUNTERS}
+    tags = {name: TAGS.get(name, name) for name in names if name not in COUNTERS}
     prefix = step_time_name("held_out", "annealing", "*").removesuffix("*")
-    families = {name: name.removeprefix(prefix) for name in shown if name.startswith(prefix)}
-    tags = {name: tag for name, tag in shown.items() if not tag.startswith((STEP_TIME, BY_FAMILY))}
-    return tags | {
-        name: f"of_family/{_short(family)}" for name, family in families.items() if families.keys() - {name}
-    }
-
-
-def _short(family: str) -> str:
-    if len(family) <= LONGEST_FAMILY:
-        return family
-    return family[: LONGEST_FAMILY - 5] + "~" + hashlib.sha256(family.encode()).hexdigest()[:4]
+    families = [name for name in tags if name.startswith(prefix)]
+    tags |= {name: f"of_family/{name.removeprefix(prefix)}" for name in families if len(families) > 1}
+    return {name: tag for name, tag in tags.items() if not tag.startswith((STEP_TIME, BY_FAMILY))}
 
 
 def meanings() -> dict[str, str]:

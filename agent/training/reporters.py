@@ -9,8 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,13 +19,12 @@ from agent.training.metrics import (
     PROGRESS,
     SCORE,
     SPEED,
-    USES,
     as_markdown,
-    meanings,
     overview,
     step_time_name,
     tags_of,
 )
+from envs.placement.render import Picture
 from graphs.system.errors import InputError
 from graphs.system.json_files import write_bytes_atomic
 from graphs.system.progress import EventFile
@@ -91,7 +88,7 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """Writes scalars with their meanings, pictures, an overview, hyperparameters and closing numbers.
+    """Writes scalars, what they mean, pictures, an overview, hyperparameters and closing numbers.
 
     Args:
         folder: place of the event file, which is made at the first report; scalars that a killed run left, of
@@ -106,7 +103,6 @@ class TensorBoard:
             for key, value in settings.items()
         }
         self._records: EventFile | None = None
-        self._meanings = meanings()
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Writes each metric as a scalar."""
@@ -114,14 +110,10 @@ class TensorBoard:
 
         records = self._records or self._open(timesteps, metrics)
         for name, tag in tags_of(metrics).items():
-            summary = scalar(tag, metrics[name])  # type: ignore[no-untyped-call]
-            metadata = summary.value[0].metadata
-            metadata.plugin_data.plugin_name = "scalars"
-            metadata.summary_description = self._meanings.get(name, "")
-            records.write(timesteps, summary=summary)
+            records.write(timesteps, summary=scalar(tag, metrics[name]))  # type: ignore[no-untyped-call]
         records.flush()
 
-    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
         """Writes a picture, uint8 (height, width, 3)."""
         from torch.utils.tensorboard.summary import image
 
@@ -158,9 +150,7 @@ class TensorBoard:
         return records
 
 
-RATIOS = {"score": SCORE} | {use: step_time_name(use, "single") for use in USES}
-"""Step times over the fastest single device's."""
-COLUMNS = ("score", "validation", "held_out")
+COLUMNS = {"score": SCORE} | {use: step_time_name(use, "single") for use in ("validation", "held_out")}
 ROW = "{:>12} {:>8} {:>11} {:>9} {:>12}"
 HEAD = "step times over the fastest single device's; score: all graphs not held out\n" + ROW.format(
     "decisions", *(name.replace("_", " ") for name in COLUMNS), "decisions/s"
@@ -186,7 +176,7 @@ class ProgressBar:
             transient=True,
         )
         self._task = self._progress.add_task("training", total=1.0, numbers="")
-        self._ratios: dict[str, float] = {}
+        self._score = ""
         if console.is_terminal:
             self._progress.start()
 
@@ -198,16 +188,14 @@ class ProgressBar:
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Moves the bar; prints a row after each evaluation."""
-        ratios = {use: metrics[name] for use, name in RATIOS.items() if name in metrics}
         speed = f"{metrics[SPEED]:,.0f}"
         if SCORE in metrics:
-            if "score" not in self._ratios:
+            if not self._score:
                 self._print(HEAD)
-            shown = [f"{ratios[use]:.3f}" if use in ratios else "-" for use in COLUMNS]
+            self._score = f"score {metrics[SCORE]:.3f}  "
+            shown = [f"{metrics[name]:.3f}" if name in metrics else "-" for name in COLUMNS.values()]
             self._print(ROW.format(f"{timesteps:,}", *shown, speed if metrics[SPEED] else "-"))
-        self._ratios |= ratios
-        score = f"score {self._ratios['score']:.3f}  " if "score" in self._ratios else ""
-        numbers, done = f"{score}{speed} decisions/s", metrics[PROGRESS]
+        numbers, done = f"{self._score}{speed} decisions/s", metrics[PROGRESS]
         self._progress.update(self._task, description="training", completed=done, numbers=numbers)
 
     def _print(self, line: str) -> None:

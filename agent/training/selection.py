@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
@@ -15,6 +14,7 @@ from agent.training.metrics import EVALUATED_REWARD, SCORE
 from agent.training.problems import validation_problems
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics, annealing_s, drawn, ratios_over_orders, some
+from envs.placement.render import Picture
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""
@@ -53,25 +53,20 @@ class PolicySelection:
         all_seen = tuple({entry["sha256"]: entry for entry in (*seen, *shown)}.values())
         self._card = PolicyCard(state.policy.network.shape, all_seen, config.to_json())
 
-    def drawn(self) -> NDArray[np.uint8]:
+    def drawn(self) -> Picture:
         """Draws the step of the averaged policy's placement of a held-out graph, or of one for validation."""
+        policy = Policy(self._state.averaged_network, self._state.policy.mdp_config)
         problems = [*self._metrics["held_out"].problems, *self._metrics["validation"].problems]
-        return drawn(self._averaged(), problems[0], self._state.config.order[0])
-
-    def _averaged(self) -> Policy:
-        return Policy(self._state.averaged_network, self._state.policy.mdp_config)
+        return drawn(policy, problems[0], self._state.config.order[0])
 
     def evaluate(self) -> dict[str, float]:
         """Places all graphs greedily; returns the score and the step times by use, reference and family."""
         state = self._state
-        policy = self._averaged()
+        policy = Policy(state.averaged_network, state.policy.mdp_config)
+        problems = {use: each.problems for use, each in self._metrics.items()} | {"train": self._train}
         ratios = {
-            use: ratios_over_orders(policy, problems, state.config.order, state.reward)
-            for use, problems in (
-                ("train", self._train),
-                ("validation", self._metrics["validation"].problems),
-                ("held_out", self._metrics["held_out"].problems),
-            )
+            use: ratios_over_orders(policy, problems[use], state.config.order, state.reward)
+            for use in ("train", "validation", "held_out")
         }
         ratios["trained_on"] = some(ratios["train"])
         metrics: dict[str, float] = {}

@@ -21,8 +21,7 @@ from agent.training.metrics import (
     ITERATION,
     PHASE,
     PHASES,
-    PLACED_BEFORE,
-    PLACED_NOW,
+    PLACED,
     PROGRESS,
     SCORE,
     SPEED,
@@ -217,8 +216,7 @@ class _Training:
         }
         self.context.report(self.state.decisions, metrics | counters)
         if SCORE in metrics and self._selection is not None:
-            tags = (PLACED_NOW,) if self.state.iteration else (PLACED_BEFORE, PLACED_NOW)
-            for tag in tags:
+            for tag in PLACED[self.state.iteration > 0 :]:
                 self.context.show(self.state.decisions, tag, self._selection.drawn())
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
@@ -233,7 +231,8 @@ class _Training:
         metrics = self._selection.evaluate() if self._selection is not None else {}
         clock.agree()
         self.state.evaluation_s = clock.wall_s - began_s
-        self._evaluations_s += self.state.evaluation_s
+        if self.state.iteration:
+            self._evaluations_s += self.state.evaluation_s
         is_reinforced = isinstance(phase, Reinforcement) and phase.steps > 0
         self._evaluated[is_reinforced] = {name: metrics[name] for name in GAINS.values() if name in metrics}
         return metrics

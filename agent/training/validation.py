@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.placers.base import PLACERS, Budget
 from agent.placers.memory_limits import MemoryLimits
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
-from envs.placement.render import timeline
+from envs.placement.render import Picture, timeline
 from envs.placement.reward import Reward, simulated
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
@@ -111,7 +110,7 @@ def greedy_ratios(
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]
 
 
-def drawn(policy: Policy, problem: Problem, order: str) -> NDArray[np.uint8]:
+def drawn(policy: Policy, problem: Problem, order: str) -> Picture:
     """Draws the step of the policy's greedy placement, at least as wide as the step of one device."""
     device_of = decode_many(policy, [problem], order)[0][0]
     return timeline(problem, device_of, simulate_problem(problem, device_of), problem.scale_s)

@@ -13,6 +13,7 @@ from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray
 
 ANSI, RGB_ARRAY = RENDER_MODES = ("ansi", "rgb_array")
+Picture = NDArray[np.uint8]
 COLUMNS, PIXELS, ROW, GAP = 72, 640, 20, 4
 """Width of a text in characters and of an image in pixels; heights of a row and of a gap."""
 IDLE, MARK = (225, 225, 225), (214, 39, 40)
@@ -20,7 +21,7 @@ COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (148, 103, 189), (140,
 """Colours of types of ops."""
 
 
-def draw(batch: EpisodeBatch, episode: int, mode: str) -> str | NDArray[np.uint8]:
+def draw(batch: EpisodeBatch, episode: int, mode: str) -> str | Picture:
     """Draws the simulated step of what an episode has placed so far.
 
     The op at hand is marked where it runs (`improve`), or at the finish of its placed inputs (`construct`).
@@ -56,9 +57,7 @@ def draw(batch: EpisodeBatch, episode: int, mode: str) -> str | NDArray[np.uint8
     return "\n".join([f"{placed}; at hand: '{problem.graph.op_names[op]}'", *lines])
 
 
-def timeline(
-    problem: Problem, device_of: IntArray, step: StepTime, width_s: float = 0.0
-) -> NDArray[np.uint8]:
+def timeline(problem: Problem, device_of: IntArray, step: StepTime, width_s: float = 0.0) -> Picture:
     """Draws a row for each device: its ops when they run, in colours of their types.
 
     Args:

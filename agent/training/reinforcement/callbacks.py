@@ -11,8 +11,7 @@ from stable_baselines3.common.logger import Image, TensorBoardOutputFormat
 from agent.training.metrics import (
     EVALUATED_REWARD,
     OVER_SEARCH,
-    PLACED_BEFORE,
-    PLACED_NOW,
+    PLACED,
     TRAINED_ON,
     overview,
     step_time_name,
@@ -83,6 +82,6 @@ class CompareWithSearch(BaseCallback):
             self.logger.record(tag, found[step_time_name("held_out", "annealing")])
         self.logger.record(EVALUATED_REWARD, -float(np.mean(ratios)))
         picture = Image(drawn(policy.placer, self._problems[0], self._order), "HWC")
-        for tag in (PLACED_NOW,) if self.num_timesteps else (PLACED_BEFORE, PLACED_NOW):
+        for tag in PLACED[self.num_timesteps > 0 :]:
             self.logger.record(tag, picture, exclude=("stdout", "log", "json", "csv"))
         self.logger.dump(self.num_timesteps)

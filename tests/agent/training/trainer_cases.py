@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.metrics import CPU_S, SPEED, WALL_S
 from agent.training.problems import Split
 from agent.training.workers import SOLO, WorkerGroup
+from envs.placement.render import Picture
 from envs.runtime.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph
 
@@ -66,7 +64,7 @@ class MemoryContext:
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         self.rows.append({"timesteps": timesteps, **metrics})
 
-    def show(self, timesteps: int, tag: str, picture: NDArray[np.uint8]) -> None:
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
         self.pictures.append((timesteps, tag))
 
     def announce(self, activity: str, share: float) -> None:

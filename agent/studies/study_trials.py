@@ -74,10 +74,9 @@ class StudyTrial:
 
     @property
     def in_tensorboard(self) -> str:
-        """Folder of its events, by what varies: `order=topo,seed=0`, `without=encoder,seed=0`."""
-        params = {name: "nothing" if value == "" else value for name, value in (self.params or {}).items()}
-        number, cold = [self.name] * (self.mode == "sampled"), ["cold"] * (self.mode == "cold")
-        words = " ".join([*number, in_words(params), *cold]).replace(" ", ",")
+        """Folder of its events, by what varies: `order=topo,seed=0`; `without=,seed=0` is without nothing."""
+        first, last = f"{self.name} " * (self.mode == "sampled"), " cold" * (self.mode == "cold")
+        words = f"{first}{in_words(self.params or {})}{last}".replace(" ", ",")
         return re.sub(r"[^\w.,+=-]", "-", words)[-200:]
 
     def drawn(self, params: Mapping[str, Any]) -> StudyTrial:

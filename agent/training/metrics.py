@@ -94,27 +94,22 @@ TAGS = {
 COUNTERS = (ITERATION, PROGRESS, WALL_S, CPU_S, f"{TRAINING}/episodes")
 """Metrics that are in `metrics.jsonl` alone, as are step times that `TAGS` does not name."""
 CHARTS = {
-    "step time / annealing's: held out, trained on": (OVER_SEARCH, TRAINED_ON),
-    "ep_rew_mean: minus steps of one device": (REWARD,),
-    "entropy_loss: minus the entropy, nats": (f"{UPDATE}/entropy_loss",),
-    "approx_kl: change of the policy by an update": (f"{UPDATE}/approx_kl",),
-    "explained_variance, clip_fraction": (f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"),
-    "fps: decisions learned from in a second": (SPEED,),
-    "phase: 1 imitation, 2 on-policy, 3 reinforcement": (PHASE,),
-    "accuracy of imitation": (f"{TRAINING}/accuracy",),
+    "step time / annealing's: held out, trained on": [OVER_SEARCH, TRAINED_ON],
+    "phase: 1 imitation, 2 on-policy, 3 reinforcement": [PHASE],
+    "entropy_loss: minus the entropy, nats": [f"{UPDATE}/entropy_loss"],
+    "approx_kl: change of the policy by an update": [f"{UPDATE}/approx_kl"],
+    "explained_variance, clip_fraction": [f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"],
+    "fps: decisions learned from in a second": [SPEED],
+    "ep_rew_mean: minus steps of one device": [REWARD],
+    "accuracy of imitation": [f"{TRAINING}/accuracy"],
 }
 """Charts of the overview, by title: the tags of each."""
 
 
-def overview(imitates: bool) -> dict[str, dict[str, list[str | list[str]]]]:
-    """Returns the layout of TensorBoard's custom scalars: whether it learns, is healthy, and how fast.
-
-    Args:
-        imitates: whether there are several phases; their chart is the second one then.
-    """
-    titles = [*CHARTS]
-    chosen = [titles[0], titles[-2], *titles[2:-2], titles[1], titles[-1]] if imitates else titles[:-2]
-    return {"training": {title: ["Multiline", [*CHARTS[title]]] for title in chosen}}
+def overview(*, imitates: bool) -> dict[str, dict[str, list[str | list[str]]]]:
+    """Returns a layout of TensorBoard's custom scalars; charts of imitation are left out if it does not."""
+    chosen = {title: tags for title, tags in CHARTS.items() if imitates or TRAINING not in tags[0]}
+    return {TRAINING: {title: ["Multiline", tags] for title, tags in chosen.items()}}
 
 
 def tags_of(names: Iterable[str]) -> dict[str, str]:

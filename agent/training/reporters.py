@@ -129,8 +129,7 @@ class TensorBoard:
             return
         with closing(self._records) as records:
             ratio_first = sorted(final, key=lambda name: name != FINAL_RATIO)
-            tags = {name: f"result/{name.replace('best_timesteps', 'best_at')}" for name in ratio_first}
-            named = {tag: final[name] for name, tag in tags.items()}
+            named = {f"result/{name}": final[name] for name in ratio_first}
             for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
                 records.write(0, summary=summary)
             for name, value in named.items():

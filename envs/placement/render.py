@@ -58,14 +58,11 @@ def draw(batch: EpisodeBatch, episode: int, mode: str) -> str | Picture:
 
 
 def timeline(problem: Problem, device_of: IntArray, step: StepTime, width_s: float = 0.0) -> Picture:
-    """Draws a row for each device: its ops when they run, in colours of their types.
+    """Draws a row for each device, uint8 (height, width, 3): its ops when they run, coloured by type.
 
     Args:
         device_of: device index of each op, int (n_ops,); -1 = not placed.
-        width_s: least seconds that the width stands for, so that steps of several drawings compare.
-
-    Returns:
-        An image, uint8 (height, width, 3).
+        width_s: least seconds that the width stands for.
     """
     types = [zlib.crc32(name.encode()) % len(COLOURS) for name in problem.graph.op_types]
     image = np.full((problem.n_devices * (ROW + GAP) + GAP, PIXELS, 3), 255, dtype=np.uint8)

@@ -70,7 +70,7 @@ def test_every_component_is_left_out_on_every_seed() -> None:
     assert [trial.config.seed for trial in trials] == [0] * 4 + [1] * 4
     assert len({trial.name for trial in trials}) == 8
     assert [trials[at].in_tensorboard for at in (0, 3)] == [
-        "without=nothing,seed=0",
+        "without=,seed=0",
         "without=hidden=8,seed=0",
     ]
 

@@ -126,7 +126,7 @@ def test_a_training_is_one_run_with_an_overview_and_each_curve_once(tmp_path: Pa
     layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
     charts = [list(chart.multiline.tag) for chart in layout.category[0].chart]
     assert charts[0] == ["compare/to_annealing", "compare/trained_on"]
-    assert charts[1] == (["training/phase"] if first_phase == 1 else ["rollout/ep_rew_mean"])
+    assert charts[1] == ["training/phase" if first_phase == 1 else "train/entropy_loss"]
     assert {tag for chart in charts for tag in chart} <= curves.keys()
 
 

@@ -139,7 +139,6 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from torch.utils.tensorboard.summary import custom_scalars, text
 
-        self._folder.mkdir(parents=True, exist_ok=True)
         records = self._records = EventFile(self._folder)
         records.write(first_timestep, session_log=SessionLog(status=SessionLog.START))
         records.write(0, summary=text("metrics", as_markdown()))  # type: ignore[no-untyped-call]

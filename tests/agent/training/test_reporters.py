@@ -119,7 +119,6 @@ def test_a_training_is_one_run_with_an_overview_and_each_curve_once(tmp_path: Pa
     curves = {tag: tuple(event.value for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
     assert {*NAMES_OF_SB3, "compare/to_annealing", "compare/trained_on"} <= curves.keys()
     assert len(set(curves.values())) == len(curves), "no curve is drawn twice"
-    assert events.SummaryMetadata("train/approx_kl").summary_description.startswith(
         "divergence of the policy"
     )
     assert [event.step for event in events.Images("eval/placed_now")] == [0, 10]

@@ -45,7 +45,6 @@ class LocalContext:
         folder: of the run; made on entry unless `resume`.
         resume: whether to go on with what is there.
         console: by default stderr.
-        board: by default events in the folder of the run, with the settings that are no defaults.
 
     Attributes:
         has_reported: whether an update was made, since a resumed run was opened too.
@@ -56,13 +55,7 @@ class LocalContext:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        *,
-        resume: bool,
-        console: Console | None = None,
-        board: TensorBoard | None = None,
+        self, config: TrainConfig, folder: Path, *, resume: bool, console: Console | None = None
     ) -> None:
         self.config, self.folder, self.resume = config, folder, resume
         self.seed, self.device = config.seed, config.device
@@ -72,7 +65,7 @@ class LocalContext:
         self.group: WorkerGroup = SOLO
         self._console = console or Console(stderr=True)
         self._bar = ProgressBar(self._console)
-        self._board = board or TensorBoard(folder, _unusual(config))
+        self._board = TensorBoard(folder, _unusual(config))
         self._reporters: tuple[Reporter, ...] = (self._bar,)
         self._final: dict[str, float] = {}
         self._stop = False

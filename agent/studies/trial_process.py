@@ -44,7 +44,8 @@ class TrialContext(LocalContext):
 
     def __init__(self, config: TrainConfig, folder: Path, board: TensorBoard) -> None:
         quiet = Console(quiet=True, force_terminal=False)
-        super().__init__(config, folder, resume=folder.exists(), console=quiet, board=board)
+        super().__init__(config, folder, resume=folder.exists(), console=quiet)
+        self._board = board
 
     def should_stop(self) -> bool:
         """Says whether the study has stopped it."""

@@ -231,8 +231,7 @@ class _Training:
         metrics = self._selection.evaluate() if self._selection is not None else {}
         clock.agree()
         self.state.evaluation_s = clock.wall_s - began_s
-        if self.state.iteration:
-            self._evaluations_s += self.state.evaluation_s
+        self._evaluations_s += self.state.evaluation_s * (self.state.iteration > 0)
         is_reinforced = isinstance(phase, Reinforcement) and phase.steps > 0
         self._evaluated[is_reinforced] = {name: metrics[name] for name in GAINS.values() if name in metrics}
         return metrics

@@ -116,13 +116,11 @@ def drawn(policy: Policy, problem: Problem, order: str) -> Picture:
     return timeline(problem, device_of, simulate_problem(problem, device_of), problem.scale_s)
 
 
-def some(items: Sequence[Item]) -> list[Item]:
-    """Returns at most `MOST_TRAINED_ON` items, evenly over all."""
-    return list(items[:: -(-len(items) // MOST_TRAINED_ON) or 1])
+def some(items: Sequence[Item], most: int = 16) -> list[Item]:
+    """Returns at most that many items, evenly over all."""
+    return list(items[:: -(-len(items) // most) or 1])
 
 
-MOST_TRAINED_ON = 16
-"""Problems trained on that are compared with search."""
 LIST_SCHEDULERS = ("heft", "m-etf")
 ANNEALING_EVALUATIONS = 10_000
 FORMAT = "placewalk.references/1"

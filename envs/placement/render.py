@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.placement.episodes import EpisodeBatch
-from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 ANSI, RGB_ARRAY = RENDER_MODES = ("ansi", "rgb_array")
 Picture = NDArray[np.uint8]

@@ -119,8 +119,6 @@ def test_a_training_is_one_run_with_an_overview_and_each_curve_once(tmp_path: Pa
     curves = {tag: tuple(event.value for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
     assert {*NAMES_OF_SB3, "compare/to_annealing", "compare/trained_on"} <= curves.keys()
     assert len(set(curves.values())) == len(curves), "no curve is drawn twice"
-        "divergence of the policy"
-    )
     assert [event.step for event in events.Images("eval/placed_now")] == [0, 10]
     layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
     charts = [list(chart.multiline.tag) for chart in layout.category[0].chart]

@@ -165,7 +165,7 @@ def test_the_closing_lines_name_what_was_cut_short() -> None:
         "runs/x: 0.500 of one device's step time on graphs not held out",
         "reached after 5 decisions; trained for 2.0 minutes",
         "curves: tensorboard --logdir runs/x",
-        "on one screen: http://localhost:6006/#custom_scalars, while that runs",
+        "on one screen: http://localhost:6006/#custom_scalars",
     ]
     gained = replace(result, reinforcement={"score": (0.61, 0.5), "held_out": (0.7, 0.65)})
     assert closing_lines(gained, Path("runs/x")).splitlines()[2] == (

@@ -33,9 +33,7 @@ from graphs.io.graph_files import read_graphs
 from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
-CURVES = """\
-curves: tensorboard --logdir {}
-on one screen: http://localhost:6006/#custom_scalars, while that runs"""
+CURVES = "curves: tensorboard --logdir {}\non one screen: http://localhost:6006/#custom_scalars"
 
 
 class LocalContext:

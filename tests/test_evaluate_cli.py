@@ -68,7 +68,7 @@ def test_a_small_comparison_end_to_end(here):
     assert "annealing" in printed
     run(here, *words, "--tensorboard")
     assert rows_of(here / "out") == rows
-    assert list((here / "out" / "tensorboard" / "placers" / "heft").glob("events.out.tfevents.*"))
+    assert list((here / "out" / "tensorboard").rglob("events.out.tfevents.*"))
 
 
 TOY = "--graphs toy.json --placers single --out new"

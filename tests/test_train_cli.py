@@ -40,7 +40,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert rows[-1]["timesteps"] == json.loads((run / "result.json").read_text())["timesteps"] == 512
     assert "tensorboard --logdir" in capsys.readouterr().out
     events = EventAccumulator(str(run)).Reload()
-    assert {"seen/score", "train/loss", "result/best_score"} <= set(events.Tags()["scalars"])
+    assert {"to_device/score", "train/loss", "result/best_score"} <= set(events.Tags()["scalars"])
     assert "metrics/text_summary" in events.Tags()["tensors"]
 
     assert train_agent.main(arguments) == 2
@@ -165,6 +165,7 @@ def test_the_closing_lines_name_what_was_cut_short() -> None:
         "runs/x: 0.500 of one device's step time on graphs not held out",
         "reached after 5 decisions; trained for 2.0 minutes",
         "curves: tensorboard --logdir runs/x",
+        "on one screen: http://localhost:6006/#custom_scalars",
     ]
     gained = replace(result, reinforcement={"score": (0.61, 0.5), "held_out": (0.7, 0.65)})
     assert closing_lines(gained, Path("runs/x")).splitlines()[2] == (

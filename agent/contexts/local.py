@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -24,6 +24,7 @@ from agent.training.trainer import DivergedError, Result, train
 from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import get_cluster
+from envs.placement.render import Picture
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
@@ -31,6 +32,8 @@ from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
 from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
+
+CURVES = "curves: tensorboard --logdir {}\non one screen: http://localhost:6006/#custom_scalars"
 
 
 class LocalContext:
@@ -60,6 +63,7 @@ class LocalContext:
         self.group: WorkerGroup = SOLO
         self._console = console or Console(stderr=True)
         self._bar = ProgressBar(self._console)
+        self._board = TensorBoard(folder, _unusual(config))
         self._reporters: tuple[Reporter, ...] = (self._bar,)
         self._final: dict[str, float] = {}
         self._stop = False
@@ -72,7 +76,7 @@ class LocalContext:
             if self.resume and not self.checkpoints.files:
                 self._start_anew(metrics.last_iteration)
             self._catch_signals(cleanup)
-            self._reporters = (metrics, TensorBoard(self.folder, self.config.to_json()), self._bar)
+            self._reporters = (metrics, self._board, self._bar)
             for reporter in self._reporters:
                 cleanup.callback(self._close, reporter)
             self._cleanup = cleanup.pop_all()
@@ -90,6 +94,10 @@ class LocalContext:
             self.has_reported = True
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
+
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
+        """Passes a picture on to TensorBoard."""
+        self._board.show(timesteps, tag, picture)
 
     def announce(self, activity: str, share: float) -> None:
         """Shows it on the screen."""
@@ -186,7 +194,7 @@ def closing_lines(result: Result, folder: Path) -> str:
         lines.append(f"by reinforcement: {', '.join(gains)}")
     if result.cut_short:
         lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
-    return "\n".join([*lines, f"curves: tensorboard --logdir {folder}"])
+    return "\n".join([*lines, CURVES.format(folder)])
 
 
 def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Split:
@@ -212,6 +220,11 @@ def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Sp
         training = not config.inference
         graphs.append(capture_model(config.model, optimizer=config.optimizer, training=training).graph)
     return split_graphs(graphs, holdout=config.holdout, validation=config.validation)
+
+
+def _unusual(config: TrainConfig) -> dict[str, Any]:
+    default, own = TrainConfig(name=config.name).to_json(), config.to_json()
+    return {key: value for key, value in own.items() if value != default[key]}
 
 
 def _runnable(config: TrainConfig) -> RunnableModel | None:

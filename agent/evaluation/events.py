@@ -1,4 +1,4 @@
-"""Writes an evaluation for TensorBoard: placed graphs, and placers as hyperparameters."""
+"""Writes the placed graphs of an evaluation for TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.node_def_pb2 import NodeDef
 from tensorboard.compat.proto.step_stats_pb2 import DeviceStepStats, NodeExecStats, StepStats
 from tensorboard.compat.proto.versions_pb2 import VersionDef
-from torch.utils.tensorboard.summary import hparams, scalar
 
 from agent.evaluation.answers import Answers, file_name
-from agent.evaluation.comparison.ratios import by_run, geometric_mean
 from agent.evaluation.report.details import MOST, pairs
-from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
-from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.results import Trial
 from envs.pipeline.simulate import PipelineTime
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
@@ -38,8 +35,7 @@ SECONDS = "compute_seconds"
 def write_events(answers: Answers, trials: Sequence[Trial]) -> Path:
     """Writes the events below an evaluation's folder, in place of those that are there.
 
-    Each placer (and order) is a run with its hyperparameters and final ratios; both placements of each graph
-    that the report shows are runs with the placed graph.
+    Both placements of each graph that the report shows are runs with the placed graph.
 
     Returns:
         The folder, for `tensorboard --logdir`.
@@ -50,49 +46,17 @@ def write_events(answers: Answers, trials: Sequence[Trial]) -> Path:
     target = answers.folder / FOLDER
     for old in target.rglob("events.out.tfevents.*"):
         old.unlink()
-    for (placer, order), by_where in by_run(trials).items():
-        own = [trial for each in by_where.values() for trial in each]
-        _write_placer(target / "placers" / file_name(name_of(placer, order)), answers.spec, own, trials)
     for pair in pairs(trials)[:MOST]:
         for answer in (answers.of(pair.left), answers.of(pair.right)):
             where = file_name(f"{answer.trial.graph}.{answer.trial.cluster}")
             step = answer.step
             if isinstance(step, PipelineTime):  # the step of one microbatch
                 step = simulate_problem(answer.problem, answer.device_of)
-            with _opened(target / "graphs" / where / file_name(answer.name)) as events:
+            with closing(EventFile(target / "graphs" / where / file_name(answer.name))) as events:
                 events.write(0, graph_def=graph_def(answer.problem, answer.device_of).SerializeToString())
                 metadata = run_metadata(answer.problem, answer.device_of, step).SerializeToString()
                 events.write(0, tagged_run_metadata=TaggedRunMetadata(tag=STEP_TAG, run_metadata=metadata))
     return target
-
-
-def _opened(folder: Path) -> closing[EventFile]:
-    folder.mkdir(parents=True, exist_ok=True)
-    return closing(EventFile(folder))
-
-
-def _write_placer(folder: Path, spec: EvaluationSpec, own: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Writes what a placer was given beside what it found, the ratio to one device first."""
-    best = best_times(trials)
-    ratios = {
-        "final/to_single": geometric_mean(trial.ratio_to_single for trial in own),
-        "final/to_best": geometric_mean(ratio_to_best(trial, best) for trial in own),
-        "final/wall_s": float(np.mean([trial.wall_s for trial in own])),
-    }
-    found = {name: value for name, value in ratios.items() if value is not None}
-    given = {
-        "placer": own[0].placer,
-        "order": own[0].order,
-        "clusters": ", ".join(cluster.name for cluster in spec.clusters),
-        "graphs": len({trial.graph for trial in own}),
-        "budget_evaluations": spec.budget.evaluations or 0,
-        "budget_s": spec.budget.seconds or 0.0,
-    }
-    with _opened(folder) as events:
-        for summary in hparams(given, found):  # type: ignore[no-untyped-call]
-            events.write(0, summary=summary)
-        for name, value in found.items():
-            events.write(0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
 
 
 def node_names(graph: OpGraph) -> list[str]:

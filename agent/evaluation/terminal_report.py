@@ -34,12 +34,13 @@ LEGEND = {
     "/best": "over the best placement found here",
     "/bound": "over the lower bound",
     "/refine": "over what refine had found in the same processor time, - where it did not run so long",
-    "feasible": "share of feasible placements",
-    "evals": "simulated placements, mean per trial",
-    "cpu_s": "processor seconds, mean per trial",
-    "s": "seconds, mean per trial",
+    "evals": "simulated placements a trial",
+    "cpu_s": "processor seconds a trial",
+    "s": "seconds a trial",
 }
 """Explanations of the columns that are shown."""
+TOGETHER = ("ms",), ("/single", "±"), ("/best", "/bound", "/refine"), ("evals", "cpu_s", "s")
+"""Columns that one line explains."""
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -71,7 +72,8 @@ def table_lines(
         text += [*_wrapped(title(case, uncalibrated), width), *table.lines, ""]
         left_out |= dict.fromkeys(table.left_out)
         shown.update(table.shown)
-    legend = [SIMULATED, *(f"{name}: {meaning}" for name, meaning in LEGEND.items() if name in shown)]
+    explained = ([f"{name}: {LEGEND[name]}" for name in names if name in shown] for names in TOGETHER)
+    legend = [SIMULATED, *("; ".join(parts) for parts in explained if parts)]
     legend += [DATA_PARALLEL_NOTE] if any(line.placer == DATA_PARALLEL for line in lines) else []
     text += [part for line in legend for part in _wrapped(line, width)]
     if left_out:

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agent.contexts.local import CURVES
 from agent.evaluation.comparison.intervals import crossed_interval
+from agent.evaluation.terminal_report import text_table
 from agent.studies.record import Attempt, Study
 from agent.studies.trial_process import COMPLETE, FAILED, JUDGEMENT, PRUNED, STALE
 from agent.training.run_folder import policy_folder
@@ -55,28 +57,29 @@ def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
     if study.config.cold_control:
         lines += warm_against_cold(attempts, study.base.init)
     lines.append(f"trials: {study.folder / 'trials.csv'}")
-    lines.append(f"curves: tensorboard --logdir {study.folder}")
+    lines.append(CURVES.format(study.folder))
     if not all_ended:
         lines.append("stopped; run the same command again to resume")
     return lines
 
 
 def compared(attempts: Iterable[Attempt]) -> list[str]:
-    """A line for each combination of settings, the best first: means over its seeds, and their spread."""
+    """A row for each combination of settings, the best first: means over its seeds, and their spread."""
     by_settings: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         if attempt.status == COMPLETE and attempt.best_score is not None:
             by_settings[attempt.mode, attempt.component].append(attempt)
     scores = {key: [attempt.best_score or 0.0 for attempt in some] for key, some in by_settings.items()}
-    lines = [f"{'/single':>7} {'±':>6} {'held out':>8} {'seeds':>5}  settings"] if scores else []
+    rows = []
     for key in sorted(scores, key=lambda key: fmean(scores[key])):
         held_out = [attempt.held_out for attempt in by_settings[key] if attempt.held_out is not None]
         spread = f"{stdev(scores[key]):.3f}" if len(scores[key]) > 1 else "-"
         shown = f"{fmean(held_out):.3f}" if held_out else "-"
         settings = " ".join(filter(None, key)).removeprefix("grid ").removeprefix("sampled ")
-        n_seeds = len(scores[key])
-        lines.append(f"{fmean(scores[key]):>7.3f} {spread:>6} {shown:>8} {n_seeds:>5}  {settings}")
-    return lines
+        rows.append((settings, f"{fmean(scores[key]):.3f}", spread, shown, str(len(scores[key]))))
+    headings = "settings", "score", "±", "held out", "seeds"
+    legend = "score, held out: step times over the fastest single device's, means over seeds"
+    return [*text_table(headings, rows, expendable=("±", "held out")).lines, legend] if rows else []
 
 
 def warm_against_cold(attempts: Iterable[Attempt], init: str) -> list[str]:

@@ -123,7 +123,9 @@ class Scheduler:
             running = self._study.begin(self._waiting.pop(0))
             process = self._idle.pop()
             self._busy[process] = running
-            process.give((running.trial.config.to_json(), str(running.folder)))
+            varied = {"trial": running.trial.name, **(running.trial.params or {})}
+            board = str(self._study.folder / running.trial.in_tensorboard)
+            process.give((running.trial.config.to_json(), str(running.folder), board, varied))
 
     def _look(self) -> None:
         """Waits a moment for answers, and stops study trials that fall behind."""

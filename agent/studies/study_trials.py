@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,6 +71,13 @@ class StudyTrial:
         """Hash of the settings that influence the policy."""
         decisive = {key: value for key, value in self.config.to_json().items() if key not in EXTENDABLE}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def in_tensorboard(self) -> str:
+        """Folder of its events, by what varies: `order=topo,seed=0`; `without=,seed=0` is without nothing."""
+        first, last = f"{self.name} " * (self.mode == "sampled"), " cold" * (self.mode == "cold")
+        words = f"{first}{in_words(self.params or {})}{last}".replace(" ", ",")
+        return re.sub(r"[^\w.,+=-]", "-", words)[-200:]
 
     def drawn(self, params: Mapping[str, Any]) -> StudyTrial:
         """Returns this trial of a grid or a search at a point of the space."""

@@ -21,6 +21,7 @@ from agent.training.inputs import read_inputs
 from agent.training.metrics import ITERATION, SCORE
 from agent.training.performance import release_freed_memory
 from agent.training.problems import Split, validation_problems
+from agent.training.reporters import TensorBoard
 from agent.training.trainer import DivergedError, train
 from agent.training.validation import ratios_over_orders
 from graphs.identity import content_hash
@@ -32,8 +33,8 @@ COMPLETE, PRUNED, FAILED, STALE = "complete", "pruned", "failed", "stale"
 """Ends of an attempt: done; stopped by the search; by an error; or stopped or killed, and to be done."""
 JUDGEMENT = "held_out.json"
 """File of a study trial with the step time of its policy on each graph that chose nothing."""
-Request = tuple[Mapping[str, Any], str]
-"""Request to train a study trial: its settings, as JSON, and its folder."""
+Request = tuple[Mapping[str, Any], str, str, Mapping[str, Any]]
+"""Request to train a study trial: settings as JSON, its folder, that for TensorBoard, what varies."""
 Outcome = Mapping[str, Any] | OSError
 """Columns of the attempt's row, or the error of a full disk, which is no failure of the study trial."""
 
@@ -41,9 +42,10 @@ Outcome = Mapping[str, Any] | OSError
 class TrialContext(LocalContext):
     """Trains a study trial until it ends or the study stops it."""
 
-    def __init__(self, config: TrainConfig, folder: Path) -> None:
+    def __init__(self, config: TrainConfig, folder: Path, board: TensorBoard) -> None:
         quiet = Console(quiet=True, force_terminal=False)
         super().__init__(config, folder, resume=folder.exists(), console=quiet)
+        self._board = board
 
     def should_stop(self) -> bool:
         """Says whether the study has stopped it."""
@@ -61,7 +63,9 @@ def stop_file(folder: Path) -> Path:
 def train_trial(request: Request) -> Outcome:
     """Trains or resumes a study trial; returns failures instead of raising them."""
     try:
-        return _train(TrainConfig.from_json(request[0], "trial"), Path(request[1]))
+        settings, folder, board, varied = request
+        config = TrainConfig.from_json(settings, "trial")
+        return _train(config, Path(folder), TensorBoard(Path(board), varied))
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             return OSError(error.errno, error.strerror, request[1])
@@ -71,10 +75,10 @@ def train_trial(request: Request) -> Outcome:
         release_freed_memory()
 
 
-def _train(config: TrainConfig, folder: Path) -> dict[str, Any]:
+def _train(config: TrainConfig, folder: Path, board: TensorBoard) -> dict[str, Any]:
     checkpoints = CheckpointFolder(folder / "checkpoints")
     resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
-    context = TrialContext(config, folder)
+    context = TrialContext(config, folder, board)
     inputs = read_inputs(config, context.graphs, context.runnable)
     error = ""
     try:

@@ -12,6 +12,7 @@ from typing import Protocol
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.problems import Split
 from agent.training.workers import WorkerGroup
+from envs.placement.render import Picture
 from envs.runtime.runnable_model import RunnableModel
 
 
@@ -39,6 +40,9 @@ class Context(Protocol):
 
         Only what the first worker reports is complete.
         """
+
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
+        """Shows a picture, uint8 (height, width, 3), after the numbers of its update."""
 
     def announce(self, activity: str, share: float) -> None:
         """Shows the activity before the first update, and the share of it that is done."""

@@ -1,17 +1,18 @@
 """The numbers that a training reports: their names and meanings.
 
-The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tag_of` gives
-shorter ones there, but for those of stable-baselines3; it sorts them, so that held-out graphs come first.
+The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tags_of` gives
+shorter ones there, but for families and those of stable-baselines3; held-out graphs come first.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterable
 
 USES = {
     "train": "episodes drawn by the policy on the graphs it trains on, in this update",
     "validation": "greedy placements of the averaged policy for validation graphs, which help to choose it",
     "held_out": "greedy placements of the averaged policy for held-out graphs, which decide nothing",
+    "trained_on": "greedy placements of the averaged policy for up to 16 of the graphs it trains on",
 }
 REFERENCES = {
     "single": "the fastest single device",
@@ -77,39 +78,50 @@ def step_time_name(use: str, reference: str, family: str = "") -> str:
     return f"{BY_FAMILY}/{use}_over_{reference}/{family}" if family else f"{STEP_TIME}/{use}_over_{reference}"
 
 
-LONGEST_FAMILY = 10
-GROUP_OF_USE = {"validation": "seen/valid_", "train": "seen/train_"}
-OVER_SEARCH = "compare/to_annealing"
-"""Tag of the first chart."""
+OVER_SEARCH, TRAINED_ON = "compare/to_annealing", "compare/trained_on"
+"""Tags of the first two charts: step times over annealing's, of held-out graphs and of graphs trained on."""
+PLACED = "eval/placed_before", "eval/placed_now"
+"""Tags of the drawings of a graph's step, before the first update and at the last evaluation."""
 TAGS = {
-    step_time_name(use, reference): f"{group}{reference}"
-    for use, group in GROUP_OF_USE.items()
-    for reference in REFERENCES
-} | {
     step_time_name("held_out", "annealing"): OVER_SEARCH,
-    step_time_name("held_out", "list"): "compare/to_list",
-    step_time_name("held_out", "single"): "compare/to_device",
-    SCORE: "seen/score",
+    step_time_name("trained_on", "annealing"): TRAINED_ON,
+    step_time_name("held_out", "single"): "to_device/held_out",
+    SCORE: "to_device/score",
     f"{TRAINING}/imitation_accuracy": f"{TRAINING}/accuracy",
-    f"{UPDATE}/imitation_loss": f"{UPDATE}/imit_loss",
     f"{UPDATE}/imitation_value_loss": f"{UPDATE}/imit_value",
 }
 """Tags of TensorBoard that are not the metric's name."""
+COUNTERS = (ITERATION, PROGRESS, WALL_S, CPU_S, f"{TRAINING}/episodes")
+"""Metrics that are in `metrics.jsonl` alone, as are step times that `TAGS` does not name."""
+CHARTS = {
+    "step time / annealing's: held out, trained on": [OVER_SEARCH, TRAINED_ON],
+    "phase: 1 imitation, 2 on-policy, 3 reinforcement": [PHASE],
+    "entropy_loss: minus the entropy, nats": [f"{UPDATE}/entropy_loss"],
+    "approx_kl: change of the policy by an update": [f"{UPDATE}/approx_kl"],
+    "explained_variance, clip_fraction": [f"{UPDATE}/explained_variance", f"{UPDATE}/clip_fraction"],
+    "fps: decisions learned from in a second": [SPEED],
+    "ep_rew_mean: minus steps of one device": [REWARD],
+    "accuracy of imitation": [f"{TRAINING}/accuracy"],
+}
+"""Charts of the overview, by title: the tags of each."""
 
 
-def tag_of(name: str) -> str:
-    """Tag of a metric in TensorBoard; empty where it is in `metrics.jsonl` alone.
+def overview(*, imitates: bool) -> dict[str, dict[str, list[str | list[str]]]]:
+    """Returns a layout of TensorBoard's custom scalars; charts of imitation are left out if it does not."""
+    chosen = {title: tags for title, tags in CHARTS.items() if imitates or TRAINING not in tags[0]}
+    return {TRAINING: {title: ["Multiline", tags] for title, tags in chosen.items()}}
 
-    Of step times by family those of held-out graphs over annealing are shown.
+
+def tags_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns the tags that TensorBoard shows of some metrics, by name.
+
+    Of step times by family those of held-out graphs over annealing are shown, where there are several.
     """
-    if not name.startswith(f"{BY_FAMILY}/"):
-        return TAGS.get(name, name)
-    kind, family = name.removeprefix(f"{BY_FAMILY}/").split("/", 1)
-    if kind != "held_out_over_annealing":
-        return ""
-    if len(family) > LONGEST_FAMILY:
-        family = family[: LONGEST_FAMILY - 5] + "~" + hashlib.sha256(family.encode()).hexdigest()[:4]
-    return f"of_family/{family}"
+    tags = {name: TAGS.get(name, name) for name in names if name not in COUNTERS}
+    prefix = step_time_name("held_out", "annealing", "*").removesuffix("*")
+    families = [name for name in tags if name.startswith(prefix)]
+    tags |= {name: f"of_family/{name.removeprefix(prefix)}" for name in families if len(families) > 1}
+    return {name: tag for name, tag in tags.items() if not tag.startswith((STEP_TIME, BY_FAMILY))}
 
 
 def meanings() -> dict[str, str]:
@@ -126,5 +138,6 @@ def meanings() -> dict[str, str]:
 
 def as_markdown() -> str:
     """A table of tags, metrics and `meanings`."""
-    rows = [f"| {tag_of(name)} | `{name}` | {meaning} |" for name, meaning in meanings().items()]
+    tags = tags_of([*meanings(), step_time_name("held_out", "annealing", "of several")])
+    rows = [f"| {tags.get(name, '')} | `{name}` | {meaning} |" for name, meaning in meanings().items()]
     return "\n".join(["| tag | in metrics.jsonl | meaning |", "| --- | --- | --- |", *rows])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -14,24 +14,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.training.metrics import (
     ITERATION,
-    OVER_SEARCH,
     PHASE,
     PHASES,
     PROGRESS,
     SCORE,
     SPEED,
-    USES,
     as_markdown,
+    overview,
     step_time_name,
-    tag_of,
+    tags_of,
 )
+from envs.placement.render import Picture
 from graphs.system.errors import InputError
 from graphs.system.json_files import write_bytes_atomic
 from graphs.system.progress import EventFile
 
 Metrics = Mapping[str, float]
-CURVES, SEARCH = "curves", "search"
-"""Folder of the first chart's parts, and the part that is the search's level, beside those named by phase."""
 FINAL_RATIO = "best_score"
 """The closing number that hyperparameters are compared by: the step-time ratio of the policy kept."""
 MEND = "mend it, or start a new training under another name"
@@ -90,14 +88,12 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """Writes scalars by decision, what they mean as text, and the hyperparameters with the closing numbers.
-
-    The first chart is written again in parts, as TensorBoard gives each folder a colour: one folder for each
-    phase, and one for the search's level, 1.
+    """Writes scalars, what they mean, pictures, an overview, hyperparameters and closing numbers.
 
     Args:
-        folder: where event files are made at the first report; scalars that a killed run left, of the same
-            or later decisions, are dropped from the curves.
+        folder: place of the event file, which is made at the first report; scalars that a killed run left, of
+            the same or later decisions, are dropped from the curves.
+        settings: hyperparameters to list, those by which trainings are told apart.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -107,23 +103,23 @@ class TensorBoard:
             for key, value in settings.items()
         }
         self._records: EventFile | None = None
-        self._parts: dict[str, EventFile] = {}
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Writes each metric as a scalar."""
         from torch.utils.tensorboard.summary import scalar
 
-        records = self._records or self._open(timesteps)
-        for name, value in metrics.items():
-            if tag := tag_of(name):
-                records.write(timesteps, summary=scalar(tag, value))  # type: ignore[no-untyped-call]
+        records = self._records or self._open(timesteps, metrics)
+        for name, tag in tags_of(metrics).items():
+            records.write(timesteps, summary=scalar(tag, metrics[name]))  # type: ignore[no-untyped-call]
         records.flush()
-        if (ratio := metrics.get(step_time_name("held_out", "annealing"))) is not None:
-            phase = PHASES[int(metrics[PHASE]) - 1]
-            for part, value in ((phase, ratio), (SEARCH, 1.0)):
-                events = self._parts.get(part) or self._open_part(part, timesteps)
-                events.write(timesteps, summary=scalar(OVER_SEARCH, value))  # type: ignore[no-untyped-call]
-                events.flush()
+
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
+        """Writes a picture, uint8 (height, width, 3)."""
+        from torch.utils.tensorboard.summary import image
+
+        assert self._records is not None, "pictures come after numbers"
+        self._records.write(timesteps, summary=image(tag, picture, dataformats="HWC"))  # type: ignore[no-untyped-call]
+        self._records.flush()
 
     def close(self, final: Metrics) -> None:
         """Writes the hyperparameters beside the closing numbers, if there are any."""
@@ -131,46 +127,36 @@ class TensorBoard:
 
         if self._records is None:
             return
-        with ExitStack() as files:
-            records = files.enter_context(closing(self._records))
-            for part in self._parts.values():
-                files.enter_context(closing(part))
+        with closing(self._records) as records:
             ratio_first = sorted(final, key=lambda name: name != FINAL_RATIO)
-            tags = {name: f"result/{name.replace('best_timesteps', 'best_at')}" for name in ratio_first}
-            named = {tag: final[name] for name, tag in tags.items()}
+            named = {f"result/{name}": final[name] for name in ratio_first}
             for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
                 records.write(0, summary=summary)
             for name, value in named.items():
                 records.write(0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
 
-    def _open(self, first_timestep: int) -> EventFile:
-        from torch.utils.tensorboard.summary import text
+    def _open(self, first_timestep: int, metrics: Metrics) -> EventFile:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from torch.utils.tensorboard.summary import custom_scalars, text
 
-        records = self._records = _opened(self._folder, first_timestep)
+        records = self._records = EventFile(self._folder)
+        records.write(first_timestep, session_log=SessionLog(status=SessionLog.START))
         records.write(0, summary=text("metrics", as_markdown()))  # type: ignore[no-untyped-call]
-        for part in (*PHASES, SEARCH):
-            if (self._folder / CURVES / part).is_dir():
-                self._open_part(part, first_timestep)
-        return records
-
-    def _open_part(self, part: str, first_timestep: int) -> EventFile:
-        folder = self._folder / CURVES / part
-        folder.mkdir(parents=True, exist_ok=True)
-        records = self._parts[part] = _opened(folder, first_timestep)
+        if not first_timestep:
+            layout = overview(imitates=metrics.get(PHASE) != len(PHASES))
+            records.write(0, summary=custom_scalars(layout))  # type: ignore[no-untyped-call]
         return records
 
 
-def _opened(folder: Path, first_timestep: int) -> EventFile:
-    """Makes an event file that replaces what earlier ones of the folder hold from a decision on."""
-    from tensorboard.compat.proto.event_pb2 import SessionLog
-
-    records = EventFile(folder)
-    records.write(first_timestep, session_log=SessionLog(status=SessionLog.START))
-    return records
+COLUMNS = {"score": SCORE} | {use: step_time_name(use, "single") for use in ("validation", "held_out")}
+ROW = "{:>12} {:>8} {:>11} {:>9} {:>12}"
+HEAD = "step times over the fastest single device's; score: all graphs not held out\n" + ROW.format(
+    "decisions", *(name.replace("_", " ") for name in COLUMNS), "decisions/s"
+)
 
 
 class ProgressBar:
-    """A bar with step-time ratios, decisions a second and the time left; text without a terminal.
+    """A bar with step-time ratios, decisions a second and the time left, and a table of the evaluations.
 
     It and its lines fit 80 columns.
     """
@@ -188,43 +174,35 @@ class ProgressBar:
             transient=True,
         )
         self._task = self._progress.add_task("training", total=1.0, numbers="")
-        self._ratios: dict[str, str] = {}
+        self._score = ""
         if console.is_terminal:
             self._progress.start()
 
     def announce(self, activity: str, share: float) -> None:
         """Shows the activity before the first update."""
         if share == 0.0:
-            self._console.print(activity, markup=False, highlight=False, soft_wrap=True)
+            self._print(activity)
         self._progress.update(self._task, description=activity, completed=share)
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
-        """Moves the bar; prints a line after each evaluation."""
-        ratios, speed = _ratios(metrics), f"{metrics[SPEED]:,.0f}/s"
+        """Moves the bar; prints a row after each evaluation."""
+        speed = f"{metrics[SPEED]:,.0f}"
         if SCORE in metrics:
-            shown = [
-                f"score {metrics[SCORE]:.3f}",
-                *(ratios[use] for use in ("validation", "held_out") if use in ratios),
-            ]
-            line = "  ".join([f"{timesteps:>11,} decisions", *shown, speed])
-            self._console.print(line, highlight=False, soft_wrap=True)
-        self._ratios |= ratios
-        shown = [self._ratios[use] for use in ("train", "validation") if use in self._ratios]
-        numbers, done = "  ".join([*shown, speed]), metrics[PROGRESS]
+            if not self._score:
+                self._print(HEAD)
+            self._score = f"score {metrics[SCORE]:.3f}  "
+            shown = [f"{metrics[name]:.3f}" if name in metrics else "-" for name in COLUMNS.values()]
+            self._print(ROW.format(f"{timesteps:,}", *shown, speed if metrics[SPEED] else "-"))
+        numbers, done = f"{self._score}{speed} decisions/s", metrics[PROGRESS]
         self._progress.update(self._task, description="training", completed=done, numbers=numbers)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self, final: Metrics) -> None:
         """Removes the bar, if it was shown."""
         if self._console.is_terminal:
             self._progress.stop()
-
-
-def _ratios(metrics: Metrics) -> dict[str, str]:
-    """Shows the step times over a single device's, by what the graphs are used for."""
-    names = {use: step_time_name(use, "single") for use in USES}
-    return {
-        use: f"{use.replace('_', ' ')} {metrics[name]:.3f}" for use, name in names.items() if name in metrics
-    }
 
 
 def _read_rows(path: Path) -> list[tuple[int, str]]:

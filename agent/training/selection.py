@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from agent.policy.serialization import PolicyCard, save_policy
 from agent.training.metrics import EVALUATED_REWARD, SCORE
 from agent.training.problems import validation_problems
 from agent.training.state import TrainingState
-from agent.training.validation import RelativeMetrics, annealing_s, ratios_over_orders
+from agent.training.validation import RelativeMetrics, annealing_s, drawn, ratios_over_orders, some
+from envs.placement.render import Picture
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""
@@ -41,24 +43,32 @@ class PolicySelection:
         validation = validation_problems(graphs.validation, config) or state.problems
         held_out = validation_problems(graphs.held_out, config)
         folder, announce = state.context.folder, state.context.announce
-        found_s = annealing_s([*validation, *held_out], folder / REFERENCES, announce)
+        compared = {"validation": validation, "held_out": held_out, "trained_on": some(self._train)}
+        found_s = iter(annealing_s([*chain(*compared.values())], folder / REFERENCES, announce))
         self._metrics = {
-            "validation": RelativeMetrics(validation, found_s[: len(validation)]),
-            "held_out": RelativeMetrics(held_out, found_s[len(validation) :]),
+            use: RelativeMetrics(problems, [*islice(found_s, len(problems))])
+            for use, problems in compared.items()
         }
         shown = describe_seen((*graphs.train, *graphs.validation))
         all_seen = tuple({entry["sha256"]: entry for entry in (*seen, *shown)}.values())
         self._card = PolicyCard(state.policy.network.shape, all_seen, config.to_json())
 
+    def drawn(self) -> Picture:
+        """Draws the step of the averaged policy's placement of a held-out graph, or of one for validation."""
+        policy = Policy(self._state.averaged_network, self._state.policy.mdp_config)
+        problems = [*self._metrics["held_out"].problems, *self._metrics["validation"].problems]
+        return drawn(policy, problems[0], self._state.config.order[0])
+
     def evaluate(self) -> dict[str, float]:
         """Places all graphs greedily; returns the score and the step times by use, reference and family."""
         state = self._state
         policy = Policy(state.averaged_network, state.policy.mdp_config)
-        problems = {"train": self._train} | {use: each.problems for use, each in self._metrics.items()}
+        problems = {use: each.problems for use, each in self._metrics.items()} | {"train": self._train}
         ratios = {
-            use: ratios_over_orders(policy, some, state.config.order, state.reward)
-            for use, some in problems.items()
+            use: ratios_over_orders(policy, problems[use], state.config.order, state.reward)
+            for use in ("train", "validation", "held_out")
         }
+        ratios["trained_on"] = some(ratios["train"])
         metrics: dict[str, float] = {}
         for use, relative in self._metrics.items():
             metrics |= relative.of(use, enumerate(ratios[use]))

@@ -21,6 +21,7 @@ from agent.training.metrics import (
     ITERATION,
     PHASE,
     PHASES,
+    PLACED,
     PROGRESS,
     SCORE,
     SPEED,
@@ -35,8 +36,8 @@ from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import FIRST, any_worker, time_of_first
 
-EARLY_SHARE = 0.005
-"""Share of a training's time that an evaluation before the first regular one may take."""
+EARLY_SHARE = 0.05
+"""Share of a training's time that evaluations before the regular ones may take together."""
 EARLY = frozenset(round(2 ** (k / 2)) for k in range(64))
 """Numbers of updates after which such evaluations are made."""
 GAINS = {"score": SCORE} | {use: step_time_name(use, "single") for use in ("validation", "held_out")}
@@ -118,6 +119,7 @@ class _Training:
             Reinforcement(self.state, RelativeMetrics(self.state.problems)),
         ]
         self.phases = [phase for phase in phases if phase.is_on]
+        self._evaluations_s = 0.0
         self._evaluated: list[dict[str, float]] = [{}, {}]  # before and, so far, after reinforcement
         clock.share_out({phase.name: phase.share for phase in self.phases})
         if saved is not None:
@@ -213,6 +215,9 @@ class _Training:
             CPU_S: self.state.clock.elapsed.cpu_s,
         }
         self.context.report(self.state.decisions, metrics | counters)
+        if SCORE in metrics and self._selection is not None:
+            for tag in PLACED[self.state.iteration > 0 :]:
+                self.context.show(self.state.decisions, tag, self._selection.drawn())
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
         """Evaluates the policy in the first worker; the others wait for it at their next exchange.
@@ -226,6 +231,7 @@ class _Training:
         metrics = self._selection.evaluate() if self._selection is not None else {}
         clock.agree()
         self.state.evaluation_s = clock.wall_s - began_s
+        self._evaluations_s += self.state.evaluation_s * (self.state.iteration > 0)
         is_reinforced = isinstance(phase, Reinforcement) and phase.steps > 0
         self._evaluated[is_reinforced] = {name: metrics[name] for name in GAINS.values() if name in metrics}
         return metrics
@@ -244,8 +250,8 @@ class _Training:
     @property
     def _is_due_early(self) -> bool:
         """Says whether to evaluate after few updates, where that is quick: most is learned at first."""
-        is_cheap = self.state.evaluation_s <= EARLY_SHARE * self.config.limit_s
-        return self.state.iteration in EARLY and is_cheap
+        spent_s = self._evaluations_s + self.state.evaluation_s
+        return self.state.iteration in EARLY and spent_s <= EARLY_SHARE * self.config.limit_s
 
     def _checkpoint(self, selection: PolicySelection) -> Checkpoint:
         saved = self.state.checkpoint()

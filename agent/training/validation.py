@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,12 +18,14 @@ from agent.placers.memory_limits import MemoryLimits
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
+from envs.placement.render import Picture, timeline
 from envs.placement.reward import Reward, simulated
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.system import json_fields
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
+Item = TypeVar("Item")
 INFEASIBLE_RATIO = 2.0
 """Step-time ratio that a placement out of memory counts as: much worse than any sensible one, but not so much
 that one graph decides over all others."""
@@ -105,6 +108,17 @@ def greedy_ratios(
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
                 del waiting[index]
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]
+
+
+def drawn(policy: Policy, problem: Problem, order: str) -> Picture:
+    """Draws the step of the policy's greedy placement, at least as wide as the step of one device."""
+    device_of = decode_many(policy, [problem], order)[0][0]
+    return timeline(problem, device_of, simulate_problem(problem, device_of), problem.scale_s)
+
+
+def some(items: Sequence[Item], most: int = 16) -> list[Item]:
+    """Returns at most that many items, evenly over all."""
+    return list(items[:: -(-len(items) // most) or 1])
 
 
 LIST_SCHEDULERS = ("heft", "m-etf")

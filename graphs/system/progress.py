@@ -49,7 +49,7 @@ def followed(items: Sequence[Item], what: str) -> Iterable[Item]:
 
 
 class EventFile:
-    """A new event file in a folder.
+    """A new event file in a folder, which is made.
 
     Raises:
         OSError: on construction, if it cannot be made.
@@ -60,6 +60,7 @@ class EventFile:
 
         # TensorBoard reads the event files of a folder in the order of their names.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        folder.mkdir(parents=True, exist_ok=True)
         self._records = RecordWriter((folder / name).open("xb"))
         self.write(0, file_version="brain.Event:2")
 

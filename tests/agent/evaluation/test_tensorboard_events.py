@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from agent.evaluation.events import SECONDS, STEP_TAG, node_names, write_events
 from agent.evaluation.run import evaluate
@@ -54,17 +53,6 @@ def test_the_statistics_say_when_each_op_ran(written):
         took_us = 1e6 * (step.finish_s[op] - step.start_s[op])
         assert by_name[name].all_end_rel_micros == pytest.approx(took_us, abs=1)
         assert by_name[name].all_start_micros == pytest.approx(1e6 * step.start_s[op], abs=1)
-
-
-def test_the_final_ratio_is_the_first_metric(written):
-    *_, trials, events = written
-    seen = read(events / "placers" / "heft")
-    own = [each.ratio_to_single for each in trials if each.placer == "heft"]
-    assert seen.Scalars("final/to_single")[0].value == pytest.approx(np.exp(np.log(own).mean()))
-    content = seen.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
-    assert experiment.metric_infos[0].name.tag == "final/to_single"
-    assert {info.name for info in experiment.hparam_infos} >= {"placer", "order", "budget_evaluations"}
 
 
 def test_node_names_are_valid_and_distinct():

@@ -22,12 +22,14 @@ def test_settings_stand_by_their_mean_over_seeds() -> None:
         replace(ROW, trial="001-seed-0", component="hidden=4", best_score=0.4, held_out=None),
         replace(ROW, trial="002-seed-0", component="hidden=2", status="failed", best_score=0.1),
     ]
-    head, *lines = compared(rows)
-    assert head.split() == ["/single", "±", "held", "out", "seeds", "settings"]
+    head, _, *lines, legend = compared(rows)
+    assert head.split() == ["settings", "score", "±", "held", "out", "seeds"]
     assert [line.split() for line in lines] == [
-        ["0.400", "-", "-", "1", "hidden=4"],
-        ["0.600", "0.141", "0.700", "2", "hidden=8"],
+        ["hidden=4", "0.400", "-", "-", "1"],
+        ["hidden=8", "0.600", "0.141", "0.700", "2"],
     ]
+    assert legend.endswith("means over seeds")
+    assert compared([ROW])[0].split() == ["settings", "score", "held", "out", "seeds"]
 
 
 def test_an_effect_is_paired_by_seed_and_graph(tmp_path: Path) -> None:

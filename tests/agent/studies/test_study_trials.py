@@ -30,6 +30,8 @@ def test_a_grid_has_every_combination_on_every_seed() -> None:
         {"hidden": 4, "order": "topo+bfs", "seed": 0},
     )
     assert len({trial.name for trial in trials}) == len(trials) == 16
+    assert len({trial.in_tensorboard for trial in trials}) == 16
+    assert trials[2].in_tensorboard == "hidden=4,order=topo+bfs,seed=0"
     for trial in trials:
         assert (trial.config.name, trial.config.context) == (trial.name, "local")
         assert trial.config.init == ("" if trial.mode == "cold" else "pretrained")
@@ -67,6 +69,10 @@ def test_every_component_is_left_out_on_every_seed() -> None:
     assert [trial.mode for trial in trials[:4]] == ["base", "without", "without", "replaced"]
     assert [trial.config.seed for trial in trials] == [0] * 4 + [1] * 4
     assert len({trial.name for trial in trials}) == 8
+    assert [trials[at].in_tensorboard for at in (0, 3)] == [
+        "without=,seed=0",
+        "without=hidden=8,seed=0",
+    ]
 
 
 def test_what_decides_nothing_changes_no_hash() -> None:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from agent.training.metrics import ITERATION, PHASE, PROGRESS, SCORE, SPEED, USES, step_time_name
+from agent.training.metrics import ITERATION, PHASE, PROGRESS, SCORE, SPEED, USES, meanings, step_time_name
 from agent.training.reporters import MetricsError, MetricsFile, ProgressBar, TensorBoard
 
 
@@ -98,23 +100,31 @@ def test_curves_of_a_run_that_goes_on_have_no_doubles(tmp_path: Path) -> None:
     assert "metrics/text_summary" in events.Tags()["tensors"]
 
 
-def test_the_first_chart_has_a_part_for_each_phase_and_the_level_of_the_search(tmp_path: Path) -> None:
-    ratio = "step_time/held_out_over_annealing"
-    for phases in ((1, 2, 3, 3), (2, 3, 3)):  # the second goes on from the first update of a killed run
-        board = TensorBoard(tmp_path, {})
-        for at, phase in enumerate(phases, 5 - len(phases)):
-            board.report(10 * at, {PHASE: phase, ratio: phase - 0.1 * len(phases)})
-        board.close({})
-    expected = {
-        "": [(10, 0.6), (20, 1.7), (30, 2.7), (40, 2.7)],
-        "curves/imitation": [(10, 0.6)],
-        "curves/on-policy imitation": [(20, 1.7)],
-        "curves/reinforcement": [(30, 2.7), (40, 2.7)],
-        "curves/search": [(10, 1), (20, 1), (30, 1), (40, 1)],
-    }
-    for folder, points in expected.items():
-        events = EventAccumulator(str(tmp_path / folder)).Reload().Scalars("compare/to_annealing")
-        assert [(event.step, round(event.value, 3)) for event in events] == points
+NAMES_OF_SB3 = (
+    *("rollout/ep_rew_mean", "eval/mean_reward", "train/approx_kl", "train/entropy_loss", "time/fps"),
+    *("train/explained_variance", "train/clip_fraction"),
+)
+
+
+@pytest.mark.parametrize("first_phase", [1, 3])
+def test_a_training_is_one_run_with_an_overview_and_each_curve_once(tmp_path: Path, first_phase: int) -> None:
+    board = TensorBoard(tmp_path / "made", {})
+    values = {name: 1.0 + at for at, name in enumerate(meanings())} | {PHASE: first_phase}
+    for timesteps in (0, 10):
+        board.report(timesteps, values)
+        board.show(timesteps, "eval/placed_now", np.zeros((8, 4, 3), dtype=np.uint8))
+    board.close({})
+    assert len([*tmp_path.rglob("*")]) == 2, "a folder and an event file"
+    events = EventAccumulator(str(tmp_path / "made")).Reload()
+    curves = {tag: tuple(event.value for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+    assert {*NAMES_OF_SB3, "compare/to_annealing", "compare/trained_on"} <= curves.keys()
+    assert len(set(curves.values())) == len(curves), "no curve is drawn twice"
+    assert [event.step for event in events.Images("eval/placed_now")] == [0, 10]
+    layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    charts = [list(chart.multiline.tag) for chart in layout.category[0].chart]
+    assert charts[0] == ["compare/to_annealing", "compare/trained_on"]
+    assert charts[1] == ["training/phase" if first_phase == 1 else "train/entropy_loss"]
+    assert {tag for chart in charts for tag in chart} <= curves.keys()
 
 
 def test_hyperparameters_are_listed_against_the_final_ratio_first(tmp_path: Path) -> None:
@@ -140,14 +150,14 @@ def test_a_full_disk_is_an_error_at_once_and_leaves_what_was_written(
     board, file = TensorBoard(tmp_path, {}), MetricsFile(tmp_path / "metrics.jsonl")
     reporters = (board, file)
     for reporter in reporters:
-        reporter.report(10, {ITERATION: 1})
+        reporter.report(10, {ITERATION: 1, PHASE: 3})
     (events,) = tmp_path.glob("events.*")
     for reporter, path in ((board, events), (file, tmp_path / "metrics.jsonl")):
         with files_up_to(path.stat().st_size + 8), pytest.raises(OSError, match=r"large|space"):
-            reporter.report(20, {ITERATION: 2})
+            reporter.report(20, {ITERATION: 2, PHASE: 3})
         with files_up_to(path.stat().st_size), pytest.raises(OSError, match=r"large|space"):
             reporter.close({})
-    assert EventAccumulator(str(tmp_path)).Reload().Scalars(ITERATION)[0].value == 1
+    assert EventAccumulator(str(tmp_path)).Reload().Scalars(PHASE)[0].value == 3
     assert MetricsFile(tmp_path / "metrics.jsonl").last_iteration == 1
     assert capfd.readouterr().err == ""
 
@@ -158,11 +168,13 @@ def test_the_bar_and_its_lines_fit_80_columns() -> None:
     bar.announce("annealing 1,029 graphs to compare with", 0.1)
     bar._progress.refresh()
     ratios = {step_time_name(use, "single"): 0.7 for use in USES}
-    bar.report(98_765_432, {SPEED: 12_345.6, PROGRESS: 0.5, SCORE: 0.7, **ratios})
+    for _ in range(2):
+        bar.report(98_765_432, {SPEED: 12_345.6, PROGRESS: 0.5, SCORE: 0.7, **ratios})
     bar.close({})
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown.getvalue())
     assert "annealing 1,029 graphs to compare with" in text
-    assert " 98,765,432 decisions  score 0.700  validation 0.700  held out 0.700  12,346/s" in text
-    assert "train 0.700  validation 0.700  12,346/s" in text
+    assert text.count("   decisions    score  validation  held out  decisions/s") == 1
+    assert text.count("  98,765,432    0.700       0.700     0.700       12,346") == 2
+    assert "score 0.700  12,346 decisions/s" in text
     assert "…" not in text
     assert max(map(len, re.split(r"[\r\n]", text))) <= 80

@@ -19,7 +19,7 @@ from agent.training.checkpoints import Checkpoint, CheckpointError
 from agent.training.clock import Clock, Elapsed
 from agent.training.config import ConfigError
 from agent.training.imitation.phases import OnPolicyImitation
-from agent.training.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tag_of
+from agent.training.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tags_of
 from agent.training.problems import Split, problems_of
 from agent.training.trainer import train
 from envs.cluster.cluster import ClusterError
@@ -109,6 +109,8 @@ def test_a_short_training_learns_by_reinforcement_alone(tmp_path: Path) -> None:
     result = train(replace(SMALL, timesteps=512, minutes=3.9), context)
     assert [row["timesteps"] for row in context.rows] == [0, 256, 512]
     assert [SCORE in row for row in context.rows] == [True] * 3
+    assert context.pictures[:2] == [(0, "eval/placed_before"), (0, "eval/placed_now")]
+    assert context.pictures[2:] == [(at, "eval/placed_now") for at in (256, 512)]
     assert result.reinforcement["score"] == (context.rows[0][SCORE], context.rows[-1][SCORE])
     assert set(result.reinforcement) == {"score", "validation", "held_out"}
     assert replace(SMALL, minutes=3.9).leaves_imitation_out, "one line says so"
@@ -267,13 +269,14 @@ def tensorboard_key(tag: str) -> list[tuple[int, str]]:
 
 def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
     by_family = [step_time_name("held_out", "annealing", f"an_own_model_{at}") for at in range(9)]
-    tags = [tag for name in [*meanings(), *by_family] if (tag := tag_of(name))]
+    tags = tags_of([*meanings(), *by_family]).values()
     assert len(set(tags)) == len(tags)
-    assert max(len(tag) for tag in tags if tag not in FROM_SB3) <= 20
+    assert max(len(tag) for tag in tags if tag not in FROM_SB3 and "of_family" not in tag) <= 20
     ordered = sorted(tags, key=tensorboard_key)
-    assert ordered[:3] == ["compare/to_annealing", "compare/to_device", "compare/to_list"]
+    assert ordered[:2] == ["compare/to_annealing", "compare/trained_on"]
     groups = list(dict.fromkeys(tag.split("/")[0] for tag in ordered))
-    assert groups == ["compare", "eval", "of_family", "rollout", "seen", "time", "train", "training"]
+    assert groups == ["compare", "eval", "of_family", "rollout", "time", "to_device", "train", "training"]
+    assert not any("of_family" in tag for tag in tags_of(by_family[:1]).values()), "one family has one curve"
 
 
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:

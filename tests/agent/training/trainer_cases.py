@@ -11,6 +11,7 @@ from agent.training.config import TrainConfig
 from agent.training.metrics import CPU_S, SPEED, WALL_S
 from agent.training.problems import Split
 from agent.training.workers import SOLO, WorkerGroup
+from envs.placement.render import Picture
 from envs.runtime.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph
 
@@ -50,6 +51,7 @@ class MemoryContext:
     seed: int = 0
     device: str = "cpu"
     rows: list[dict[str, float]] = field(default_factory=list)
+    pictures: list[tuple[int, str]] = field(default_factory=list)
     runnable: RunnableModel | None = None
     group: WorkerGroup = SOLO
 
@@ -61,6 +63,9 @@ class MemoryContext:
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         self.rows.append({"timesteps": timesteps, **metrics})
+
+    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
+        self.pictures.append((timesteps, tag))
 
     def announce(self, activity: str, share: float) -> None:
         assert 0 <= share <= 1

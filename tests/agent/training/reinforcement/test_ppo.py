@@ -155,7 +155,10 @@ def test_tensorboard_has_the_names_of_sb3(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "run_1")).Reload()
     names = {"rollout/ep_rew_mean", "train/approx_kl", "train/entropy_loss", "time/fps", "eval/mean_reward"}
     assert names <= set(events.Tags()["scalars"])
-    assert [point.step for point in events.Scalars("compare/to_annealing")] == [0, 2 * n, 3 * n]
+    for tag in ("compare/to_annealing", "compare/trained_on"):
+        assert [point.step for point in events.Scalars(tag)] == [0, 2 * n, 3 * n]
+    assert [picture.step for picture in events.Images("eval/placed_now")] == [0, 2 * n, 3 * n]
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
 
 
 def test_evaluation_and_checkpoints_of_sb3(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ __all__ = ["Pipeline", "PipelinePlan", "Plan", "list_instances", "load_instance"
 def __getattr__(name: str) -> object:
     """Loads the front door at its first use, so that `import agent` loads nothing."""
     if name in __all__:
-        home = (
-            "agent.instances.instance" if name.endswith(("instance", "instances")) else "agent.placing.place"
-        )
-        return getattr(import_module(home), name)
+        home = "instances.instance" if "instance" in name else "placing.place"
+        return getattr(import_module(f"agent.{home}"), name)
     raise AttributeError(f"module 'agent' has no attribute '{name}'; it has {', '.join(__all__)}")

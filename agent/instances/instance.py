@@ -179,11 +179,12 @@ def load_instance(name: str) -> Instance:
         >>> from agent import load_instance
         >>> instance = load_instance("doppler:chain_mm")
         >>> instance.graph.n_ops, instance.best_known.step_time_s >= instance.bound_s
-        (112, True)
+        (76, True)
     """
     if name not in (names := list_instances()):
-        close = get_close_matches(name, names) or list(sources())
-        raise InstanceError(f"no instance is named '{name}'; close to it: {', '.join(close)}")
+        close = ", ".join(get_close_matches(name, names))
+        hint = f"close to it: {close}" if close else "list_instances() lists all names"
+        raise InstanceError(f"no instance is named '{name}'; {hint}")
     return _load(name)
 
 

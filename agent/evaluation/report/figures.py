@@ -13,12 +13,14 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.comparison.ratios import Run, by_run
 from agent.evaluation.results import Trial, name_of
-from envs.figures import OKABE_ITO, Palette, style, svg_of
+from envs.figures import Palette, style, svg_of
 from graphs.system.errors import printable
 
-SERIES = {f"#01020{index}": f"var(--s{index})" for index in range(len(OKABE_ITO))}
+LIGHT = ("#2166ac", "#d95f02", "#1b9e77", "#b2328c", "#8c6d1f", "#5e4fa2", "#c0392b", "#4d4d4d")
+"""Colours of lines and devices on white; `style.css` has those on black."""
+SERIES = {f"#01020{index}": f"var(--s{index})" for index in range(len(LIGHT))}
 PAGE = Palette("#010101", "#010102", "#010103", "#010104", tuple(SERIES))
-"""Colours that `as_svg` replaces by the page's CSS variables; `style.css` has those on black."""
+"""Colours that `as_svg` replaces by the page's CSS variables."""
 VARIABLES = SERIES | {getattr(PAGE, name): f"var(--{name})" for name in ("ink", "muted", "grid", "paper")}
 
 Draw = Callable[[Figure, Palette], None]

@@ -10,12 +10,11 @@ from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
 from agent.evaluation.report.details import detail_section, pairs
-from agent.evaluation.report.figures import curve_charts
+from agent.evaluation.report.figures import LIGHT, curve_charts
 from agent.evaluation.report.headline import headline
 from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
 from agent.placing.request import DATA_PARALLEL
-from envs.figures import OKABE_ITO
 from graphs.system.json_files import write_bytes_atomic
 
 
@@ -52,7 +51,7 @@ def write_report(
         details=detail_section(answers, pairs(trials)) if answers else "",
         graphs=graph_table(trials),
         notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE},
-        light=OKABE_ITO,
+        light=LIGHT,
     )
     write_bytes_atomic(path, page.encode())
 

@@ -143,6 +143,10 @@ class Problem:
         per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
         return np.bincount(graph.unit_of, per_op).astype(np.float64)
 
+    def with_graph(self, graph: OpGraph) -> Problem:
+        """Returns the problem of another graph on the cluster, with the times of the cost model."""
+        return Problem(graph, self.cluster)
+
     def with_memory(self, memory_bytes: FloatArray) -> Problem:
         """Returns the problem with other memory limits, in bytes, (n_devices,); at least 1 each."""
         limits = np.maximum(memory_bytes, 1.0).tolist()

@@ -19,7 +19,7 @@ from envs.costs.op_seconds import is_calibrated
 from envs.objective import Objective, kind_of, objective_of
 from envs.pipeline.pipeline import Pipeline
 from envs.placements.placement import Placement
-from envs.problem import InfeasibleError, Problem
+from envs.problem import InfeasibleError
 from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
@@ -110,9 +110,7 @@ class EvaluationSpec:
 
     def objective(self, graph: OpGraph, cluster: Cluster) -> Objective:
         """Makes the objective of a graph on a cluster."""
-        whole = self.whole.get(graph.name, "")
-        problem = whole if isinstance(whole, str) else Problem(whole, cluster)
-        return objective_of(Problem(graph, cluster), self.pipeline, problem)
+        return objective_of(graph, cluster, self.pipeline, self.whole.get(graph.name, ""))
 
     def key(self, task: Task) -> Key:
         """Identity of the trial of a task."""

@@ -279,7 +279,7 @@ def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=256), context)
-    problem = problems_of(context.graphs.held_out, SMALL.cluster, SMALL)[0]
+    problem = problems_of(context.graphs.held_out, SMALL.cluster)[0]
     found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
     row = next(row for row in context.rows if SCORE in row)
     over_single = row["step_time/held_out_over_single"]

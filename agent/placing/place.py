@@ -201,7 +201,7 @@ def _graph(
     if request.split is not None:
         cut = request.batch_dim, request.split_inputs
         inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
-    captured = capture.capture_step(model, inputs, sources=True, **settings)
+    captured = capture.capture_step(model, inputs, **settings)
     return captured, captured.graph
 
 

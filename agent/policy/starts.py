@@ -17,7 +17,7 @@ from graphs.system.array_types import IntArray
 
 
 def episode_arguments(config: MdpConfig) -> dict[str, Any]:
-    """Makes the keyword arguments of `EpisodeBatch` and the environments for a decision process.
+    """Makes the fields of `EpisodeSettings` that a decision process decides, by name.
 
     Raises:
         PlacerError: `start` is no placer without randomness.

@@ -121,7 +121,7 @@ def test_a_placement_that_overflows_is_repeated_with_less_memory(monkeypatch):
     left_bytes = 3 * GB - over_bytes - MARGIN * 3 * GB
     given_bytes = []
 
-    def decode(policy, problem, **_):
+    def decode(policy, problem, *_, **__):
         given_bytes.append(problem.cluster.memory_bytes.tolist())
         return (one_device if len(given_bytes) == 1 else spread)[None]
 
@@ -141,8 +141,8 @@ def test_where_less_memory_does_not_help_placements_are_drawn(monkeypatch):
     spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
     one_device = np.zeros_like(spread)
 
-    def decode(policy, problem, *, n_samples, **_):
-        return np.stack([one_device, *[spread] * n_samples])
+    def decode(policy, problem, order, samples, *_, **__):
+        return np.stack([one_device, *[spread] * samples.drawn])
 
     monkeypatch.setattr(placers, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
@@ -223,7 +223,7 @@ def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     given_bytes = []
 
-    def decode(policy, problem, **_):
+    def decode(policy, problem, *_, **__):
         given_bytes.append(problem.cluster.memory_bytes.tolist())
         return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
 
@@ -239,10 +239,10 @@ def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
 def test_refining_draws_only_where_the_budget_is_long_for_an_episode(monkeypatch, budget, drawn):
     samples = []
 
-    def decode(policy, problem, *, n_samples, **_):
-        samples.append(n_samples)
+    def decode(policy, problem, order, decoded, *_, **__):
+        samples.append(decoded.drawn)
         time.sleep(0.05)
-        return np.zeros((1 + n_samples, problem.graph.n_ops), dtype=np.int64)
+        return np.zeros((1 + decoded.drawn, problem.graph.n_ops), dtype=np.int64)
 
     monkeypatch.setattr(placers, "decode", decode)
     policy = Policy(untrained()[0])

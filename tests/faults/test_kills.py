@@ -86,8 +86,10 @@ def test_a_training_survives_a_signal_in_each_phase(here: Path, phase: str, numb
 
 
 def evaluate(folder: Path, out: str) -> Command:
-    words = f"--graphs graphs.jsonl --policy runs/whole --include-seen --budget 400 --seeds 2 --out {out}"
-    return Command(EVALUATE, [*words.split(), "--placers", "single", "heft", "annealing", "policy"], folder)
+    words = "--graphs graphs.jsonl --policy runs/whole --include-seen --budget 400 --seeds 2 --jobs 2"
+    return Command(
+        EVALUATE, [*words.split(), out, "--placers", "single", "heft", "annealing", "policy"], folder
+    )
 
 
 def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster, preset
 from graphs.system.json_files import FileFormatError, write_json_atomic
-from tests.json_values import JSON_VALUES
 
 DEVICE = {
     "name": "gpu0",
@@ -80,24 +76,14 @@ def test_rules_have_defaults() -> None:
 
 def test_the_rules_of_the_host_thread_arrive() -> None:
     links = {"bytes_per_s": 1e9, "latency_s": 0, "n_half_bytes": [[0, 1e4], [2e4, 0]]}
-    value = record(schedule="program", issue_s=5e-6, copies="eager", links=links)
-    cluster = cluster_from_json(value, "here")
-    assert (cluster.issue_s, cluster.copies) == (5e-6, "eager")
+    rules = {"schedule": "program", "issue_s": 5e-6, "issue_per": "step", "copies": "eager", "links": links}
+    cluster = cluster_from_json(with_device(overlap_slowdown=2.5) | rules, "here")
+    assert (cluster.issue_s, cluster.issue_per, cluster.copies) == (5e-6, "step", "eager")
     assert cluster.n_half_matrix.tolist() == [[0, 1e4], [2e4, 0]]
-    written = cluster_to_json(cluster)
-    assert (written["issue_s"], written["copies"]) == (5e-6, "eager")
-    assert written["links"]["n_half_bytes"] == [[0, 1e4], [2e4, 0]]
-    assert cluster_to_json(cluster_from_json(written, "again")) == written
-
-
-def test_copies_beside_ops_and_steps_issued_at_once_arrive() -> None:
-    rules = {"schedule": "program", "issue_s": 5e-6, "issue_per": "step"}
-    value = with_device(overlap_slowdown=2.5) | rules
-    cluster = cluster_from_json(value, "here")
     assert [device.overlap_slowdown for device in cluster.devices] == [1.0, 2.5]
-    assert cluster.issue_per == "step"
     written = cluster_to_json(cluster)
-    assert written["issue_per"] == "step"
+    assert {key: written[key] for key in ("issue_s", "issue_per", "copies")}.items() <= rules.items()
+    assert written["links"]["n_half_bytes"] == [[0, 1e4], [2e4, 0]]
     assert [device.get("overlap_slowdown") for device in written["devices"]] == [None, 2.5]
     assert cluster_to_json(cluster_from_json(written, "again")) == written
 
@@ -221,19 +207,6 @@ def test_the_diagonal_is_free_to_be_any_number() -> None:
     assert cluster.bytes_per_s[0, 0] == 0
     with pytest.raises(ClusterError, match="bytes_per_s is nan"):
         replace(cluster, bytes_per_s=np.array([[np.nan, 1], [1, 1]]))
-
-
-@given(data=st.data())
-def test_no_changed_record_crashes_the_reader(data: st.DataObject) -> None:
-    value = json.loads(json.dumps(record()))
-    holder = data.draw(st.sampled_from([value, value["links"], *value["devices"]]))
-    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(JSON_VALUES)
-    try:
-        cluster = cluster_from_json(value, "here")
-    except (FileFormatError, ClusterError):
-        return
-    again = cluster_from_json(cluster_to_json(cluster), "again")
-    assert cluster_to_json(again) == cluster_to_json(cluster)
 
 
 @pytest.mark.parametrize(

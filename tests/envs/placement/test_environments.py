@@ -69,7 +69,7 @@ def test_batched_equals_single_step_by_step(mdp: str) -> None:
     problems, rng = some_problems(), np.random.default_rng(1)
     n = 6
     batch = EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp))
-    singles = [PlacementEnv(problems, EpisodeSettings(ALL_ORDERS, mdp)) for _ in range(n)]
+    singles = [PlacementEnv(problems, orders=ALL_ORDERS, mdp=mdp) for _ in range(n)]
     expected = [None] * n
 
     def begin(episode: int) -> None:

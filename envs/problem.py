@@ -126,6 +126,19 @@ class Problem:
         )
 
     @cached_property
+    def mean_transfer_s(self) -> FloatArray:
+        """The seconds of each tensor's transfer, on average over all pairs of devices, (n_tensors,)."""
+        pairs = ~np.eye(self.n_devices, dtype=bool)
+        if not pairs.any():
+            return np.zeros(self.graph.n_tensors)
+        arrays = self.arrays
+        seconds_per_byte = float((1.0 / arrays.bandwidth[pairs]).mean())
+        n_half_s = float((arrays.n_half[pairs] / arrays.bandwidth[pairs]).mean())
+        latency_s = n_half_s + float(arrays.latency[pairs].mean())
+        seconds: FloatArray = self.graph.tensor_bytes * seconds_per_byte + latency_s
+        return seconds
+
+    @cached_property
     def footprint_bytes(self) -> FloatArray:
         """The memory footprint of each placement unit: bytes that it holds for most of the step, (n_units,).
 

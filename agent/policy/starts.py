@@ -11,7 +11,7 @@ import numpy as np
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
 from envs.objective import STEP
-from envs.placement.episodes import Start, on_fastest_device
+from envs.placement.generator import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MDPS
+from envs.placement.generator import Start, on_fastest_device
 from envs.placement.masks import NAMED, Mask
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation
@@ -57,15 +58,6 @@ class EpisodeResult:
     device_of: IntArray
     decisions: int
     episode_return: float
-
-
-Start: TypeAlias = "Callable[[Problem], IntArray]"
-"""Gives the placement that an `improve` episode starts from, int (n_ops,)."""
-
-
-def on_fastest_device(problem: Problem) -> IntArray:
-    """Puts every op on the device that is fastest alone, even where its memory overflows."""
-    return np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)), dtype=np.int64)
 
 
 @dataclass(frozen=True)

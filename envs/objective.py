@@ -302,14 +302,7 @@ class PipelineObjective(Objective):
 def objective_of(
     graph: OpGraph, cluster: Cluster, pipeline: Pipeline | None = None, whole: OpGraph | str = ""
 ) -> Objective:
-    """Makes the objective of a graph on a cluster: the step of a pipeline, or of one batch if there is none.
-
-    Args:
-        whole: step of the batch that is not cut into microbatches, or why there is none.
-
-    Raises:
-        CostError: an op or a transfer would take a time beyond physics.
-    """
+    """Makes the objective of a graph on a cluster: the step of a pipeline, or without one of one batch."""
     problem = Problem(graph, cluster)
     if pipeline is None:
         return Objective(problem)

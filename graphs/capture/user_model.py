@@ -69,15 +69,8 @@ def capture_model(
         if prompt is not None:
             step = decoding.capture_decoding(made.module, made.inputs, prompt, name)
         else:
-            step = capture.capture_step(
-                made.module,
-                made.inputs,
-                name=name,
-                loss=made.loss,
-                optimizer=optimizer,
-                training=training,
-                gpu=gpu,
-            )
+            how: Any = {"loss": made.loss, "optimizer": optimizer, "training": training, "gpu": gpu}
+            step = capture.capture_step(made.module, made.inputs, name=name, **how)
     return replace(step, graph=replace(step.graph, family=MODEL))
 
 

@@ -16,9 +16,8 @@ from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
 from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
 from agent.placers.base import PLACERS, Budget
-from agent.placing.policies import open_policy
 from agent.placing.request import Request, check_placers, row_names, try_each
-from agent.placing.trial_runner import TrialRunner
+from agent.placing.trial_runner import TrialRunner, open_policy
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of

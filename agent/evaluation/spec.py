@@ -11,8 +11,8 @@ from functools import cached_property
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Key
 from agent.placers.base import PLACERS, Budget
-from agent.placing.policies import EvaluatedPolicy
 from agent.placing.request import DATA_PARALLEL, check_placers, row_names
+from agent.policy.serialization import StoredPolicy
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.costs.op_seconds import is_calibrated
@@ -65,7 +65,7 @@ class EvaluationSpec:
     orders: tuple[str, ...] = ("topo",)
     seeds: int = 1
     budget: Budget = field(default_factory=Budget)
-    policy: EvaluatedPolicy | None = None
+    policy: StoredPolicy | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[tuple[str, str, str], Placement] = field(default_factory=dict)
     granularity: str = "op"

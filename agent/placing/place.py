@@ -12,9 +12,8 @@ from agent.bounds.lower_bound import bound_s
 from agent.calibration.quick import get_or_measure_cluster
 from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
 from agent.placing.plan import PipelinePlan, Plan
-from agent.placing.policies import make_placer, open_policy
 from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
-from agent.placing.trial_runner import TrialRunner
+from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER

@@ -1,4 +1,4 @@
-"""Makes a placer, and runs it on one objective as every trial does: with its own seed, not timing compilation."""
+"""Makes a placer, and runs it on one objective: with its own seed, timed without compiling."""
 
 from __future__ import annotations
 

@@ -54,14 +54,13 @@ class Samples:
 
 WIDTH = 64
 """Episodes decoded side by side."""
-GREEDY = Samples()
 
 
 def decode(
     policy: ActingPolicy,
     problem: Problem,
     order: str = "topo",
-    samples: Samples = GREEDY,
+    samples: Samples = Samples(),
     rng: np.random.Generator | None = None,
     **options: Any,
 ) -> IntArray:
@@ -73,7 +72,7 @@ def decode_many(
     policy: ActingPolicy,
     problems: Sequence[Problem],
     order: str = "topo",
-    samples: Samples = GREEDY,
+    samples: Samples = Samples(),
     rng: np.random.Generator | None = None,
     *,
     mdp_config: MdpConfig | None = None,

@@ -18,7 +18,7 @@ from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import BATCH_COST, MAX_DRAWING_SHARE, SAMPLES, score_starts
 from agent.placers.search.rollout import PARTICLES
 from agent.placers.search.walks import WalkTooLongError
-from agent.policy.decoding import GREEDY, ActingPolicy, Samples, decode
+from agent.policy.decoding import ActingPolicy, Samples, decode
 from agent.policy.starts import start_of
 from envs.objective import OVER_BYTES, STEP
 from envs.problem import InfeasibleError, Problem
@@ -78,7 +78,7 @@ class _Decoder:
     policy: ActingPolicy
     order: str
 
-    def place(self, samples: Samples = GREEDY) -> None:
+    def place(self, samples: Samples) -> None:
         """Scores a greedy placement and drawn ones; with less memory until one is feasible.
 
         Where less memory does not help, some are drawn at last.
@@ -145,7 +145,7 @@ class _Decoder:
 @learned("policy", uses_rng=False)
 def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Takes at each op the device that the policy scores highest; with less memory until that is feasible."""
-    _Decoder(search, rng, policy, order).place()
+    _Decoder(search, rng, policy, order).place(Samples())
 
 
 @learned("policy-sample")
@@ -171,7 +171,7 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Acti
     if search.left:
         before = search.progress
         decoder = _Decoder(search, rng, policy, order)
-        decoder.place()
+        decoder.place(Samples())
         if search.left and BATCH_COST * (search.progress - before) < MAX_DRAWING_SHARE:
             decoder.place(Samples(SAMPLES, resample=True))
     anneal_from_leaders(search, rng)

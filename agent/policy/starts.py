@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,13 +23,7 @@ def episode_arguments(config: MdpConfig) -> dict[str, Any]:
     Raises:
         PlacerError: `start` is no placer without randomness.
     """
-    return {
-        "mdp": config.mdp,
-        "passes": config.passes,
-        "start": start_of(config.start),
-        "mask": config.mask,
-        "memory_penalty": config.memory_penalty,
-    }
+    return asdict(config) | {"start": start_of(config.start)}
 
 
 def start_names() -> list[str]:

@@ -87,9 +87,8 @@ def test_a_training_survives_a_signal_in_each_phase(here: Path, phase: str, numb
 
 def evaluate(folder: Path, out: str) -> Command:
     words = "--graphs graphs.jsonl --policy runs/whole --include-seen --budget 400 --seeds 2 --jobs 2"
-    return Command(
-        EVALUATE, [*words.split(), out, "--placers", "single", "heft", "annealing", "policy"], folder
-    )
+    placers = ["--placers", "single", "heft", "annealing", "policy"]
+    return Command(EVALUATE, [*words.split(), "--out", out, *placers], folder)
 
 
 def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:

@@ -132,18 +132,16 @@ def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
     return options[int(rng.integers(len(options)))]
 
 
-def draw_cluster_for(graph: OpGraph, rng: np.random.Generator) -> Cluster:
-    """Draws clusters until the graph fits on one, which is returned, or else the last."""
+def draw_problem(graph: OpGraph, rng: np.random.Generator) -> Problem:
+    """Draws clusters until the graph fits on one, or else leaves it on the last."""
     for _ in range(MAX_DRAWS):
-        cluster = draw_cluster(rng)
-        if Problem(graph, cluster).is_feasible:
+        problem = Problem(graph, draw_cluster(rng))
+        if problem.is_feasible:
             break
-    return cluster
+    return problem
 
 
-def randomize_domain(
-    graph: OpGraph, cluster: Cluster, rng: np.random.Generator, *, all_devices: bool = False
-) -> Problem:
+def randomize_domain(problem: Problem, rng: np.random.Generator, *, all_devices: bool = False) -> Problem:
     """Draws a resized graph on some of the devices, with other speeds and links, at times with scarce memory.
 
     At least two devices are left where there were two, and all with `all_devices`. Where memory becomes
@@ -151,13 +149,13 @@ def randomize_domain(
     problem is left as it is.
     """
     try:
-        return _draw(graph, cluster, rng, cluster.n_devices if all_devices else 2)
+        return _draw(problem, rng, problem.n_devices if all_devices else 2)
     except (GraphError, ClusterError, CostError):
-        return Problem(graph, cluster)
+        return problem
 
 
-def _draw(graph: OpGraph, cluster: Cluster, rng: np.random.Generator, least: int) -> Problem:
-    graph = resize(graph, rng)
+def _draw(problem: Problem, rng: np.random.Generator, least: int) -> Problem:
+    graph, cluster = resize(problem.graph, rng), problem.cluster
     n_devices = int(rng.integers(min(least, cluster.n_devices), cluster.n_devices + 1))
     kept = np.sort(rng.choice(cluster.n_devices, n_devices, replace=False))
     unequal = SPEED_SPREAD if rng.random() < P_UNEQUAL else 0.0
@@ -167,9 +165,10 @@ def _draw(graph: OpGraph, cluster: Cluster, rng: np.random.Generator, least: int
         _faster(cluster.devices[index], float(speed)) for index, speed in zip(kept, speeds, strict=True)
     )
     pairs = np.ix_(kept, kept)
-    randomized = Problem(
-        graph,
-        replace(
+    randomized = replace(
+        problem,
+        graph=graph,
+        cluster=replace(
             cluster,
             devices=devices,
             bytes_per_s=cluster.bytes_per_s[pairs] * np.exp(LINK_SPREAD * rng.standard_normal()),

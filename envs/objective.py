@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from envs.cluster.cluster import Cluster
 from envs.pipeline.chain import Chain
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, SEARCHED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -19,6 +20,7 @@ from envs.problem import InfeasibleError, Problem
 from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem, simulated_memory
+from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import shortened
 
@@ -309,9 +311,16 @@ class PipelineObjective(Objective):
         return min(found, key=lambda each: (not each.fits, each))
 
 
-def objective_of(problem: Problem, pipeline: Pipeline | None = None, whole: Problem | str = "") -> Objective:
-    """Makes the objective of a pipeline, or that of the step of one batch if there is none."""
-    return Objective(problem) if pipeline is None else PipelineObjective(problem, pipeline, whole)
+def objective_of(
+    graph: OpGraph, cluster: Cluster, pipeline: Pipeline | None = None, whole: OpGraph | str = ""
+) -> Objective:
+    """Makes the objective of a graph on a cluster: the step of a pipeline, or without one of one batch."""
+    problem = Problem(graph, cluster)
+    if pipeline is None:
+        return Objective(problem)
+    return PipelineObjective(
+        problem, pipeline, whole if isinstance(whole, str) else problem.with_graph(whole)
+    )
 
 
 def kind_of(pipeline: Pipeline | None) -> str:

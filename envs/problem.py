@@ -126,6 +126,19 @@ class Problem:
         )
 
     @cached_property
+    def mean_transfer_s(self) -> FloatArray:
+        """The seconds of each tensor's transfer, on average over all pairs of devices, (n_tensors,)."""
+        pairs = ~np.eye(self.n_devices, dtype=bool)
+        if not pairs.any():
+            return np.zeros(self.graph.n_tensors)
+        arrays = self.arrays
+        seconds_per_byte = float((1.0 / arrays.bandwidth[pairs]).mean())
+        n_half_s = float((arrays.n_half[pairs] / arrays.bandwidth[pairs]).mean())
+        latency_s = n_half_s + float(arrays.latency[pairs].mean())
+        seconds: FloatArray = self.graph.tensor_bytes * seconds_per_byte + latency_s
+        return seconds
+
+    @cached_property
     def footprint_bytes(self) -> FloatArray:
         """The memory footprint of each placement unit: bytes that it holds for most of the step, (n_units,).
 
@@ -142,6 +155,10 @@ class Problem:
         kept = np.where(saved, graph.tensor_bytes, 0.0)
         per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
         return np.bincount(graph.unit_of, per_op).astype(np.float64)
+
+    def with_graph(self, graph: OpGraph) -> Problem:
+        """Returns the problem of another graph on the cluster, with the times of the cost model."""
+        return Problem(graph, self.cluster)
 
     def with_memory(self, memory_bytes: FloatArray) -> Problem:
         """Returns the problem with other memory limits, in bytes, (n_devices,); at least 1 each."""

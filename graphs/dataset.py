@@ -94,7 +94,8 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
 def capture_draw(family: str, seed: int) -> OpGraph:
     """Capture the training step, with Adam, of one draw of a family.
 
-    The shipped graphs do not say `dtype`, `gemm` and `image`: they are what they were before graphs could.
+    The shipped graphs do not say `dtype`, `gemm`, `image`, `source` and `shape`: they are what they were
+    before graphs could.
 
     Raises:
         FamilyError: unknown family or negative seed.
@@ -107,10 +108,10 @@ def capture_draw(family: str, seed: int) -> OpGraph:
         inputs,
         optimizer="adam",
         name=f"{family}-{seed:02d}",
-        family=family,
         notify=lambda line: None,  # the loss of a family is the mean of its outputs
     )
-    return replace(graph, dtypes=(), gemm=graph.gemm[:0], image=graph.image[:0])
+    unsaid: dict[str, Any] = dict.fromkeys(("dtypes", "sources", "shapes"), ())
+    return replace(graph, family=family, gemm=graph.gemm[:0], image=graph.image[:0], **unsaid)
 
 
 def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -> Iterator[OpGraph]:

@@ -1,6 +1,5 @@
 """The command line of an evaluation, from the outside."""
 
-import csv
 import json
 
 import pytest
@@ -12,6 +11,7 @@ from envs.placements.files import write_placement
 from envs.placements.placement import single_device
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
+from tests.agent.evaluation_cases import rows_of
 from tests.faults.processes import EVALUATE, Command
 
 
@@ -41,11 +41,6 @@ def run(here, *words):
     command = Command(EVALUATE, words, here)
     assert command.wait() == 0, command.output
     return command.output
-
-
-def rows_of(folder):
-    with (folder / "results.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_small_comparison_end_to_end(here):
@@ -116,6 +111,18 @@ MODEL = "--model slow:model --out new"
         ("--model json:loads --out new", "the function failed: TypeError"),
         ("--model time:time --out new", "return (module, inputs)"),
         (f"{MODEL} --out toy.json", "is no directory"),
+        (f"{MODEL} --split 2", "split makes the microbatches of a pipeline"),
+        (
+            f"{MODEL} --pipeline 1f1b --batch-dim 1",
+            "--batch-dim and --split-inputs say what --split cuts",
+        ),
+        (f"{MODEL} --pipeline 1f1b --split-inputs x", "say what --split cuts; give --split"),
+        (f"{TOY} --microbatches 2", "microbatches are those of a pipeline; give its schedule too"),
+        (f"{TOY} --pipeline 1f1b --microbatches 0", "microbatches"),
+        (
+            "--pipeline auto --families gpt --out new",
+            "auto chooses for one graph on one cluster, not for",
+        ),
         (f"{MODEL} --measured 2 --pipeline 1f1b", "pipelines are simulated, not measured"),
         (f"{MODEL} --measured 2 --cluster 99xcpu", "99 processes on"),
         (f"{MODEL} --measured 2 --cluster 4xv100", "CUDA devices"),

@@ -75,9 +75,9 @@ class Corrections:
         if slowdowns != [device.overlap_slowdown for device in devices]:
             pairs = zip(devices, slowdowns, strict=True)
             devices = tuple(replace(device, overlap_slowdown=slowdown) for device, slowdown in pairs)
-        return Problem(
-            problem.graph,
-            replace(
+        return replace(
+            problem,
+            cluster=replace(
                 cluster,
                 devices=devices,
                 bytes_per_s=cluster.bytes_per_s / (of["all"] * of["link"][link_of] * of["pair"][pair_of]),
@@ -86,7 +86,7 @@ class Corrections:
                 op_gap_s=cluster.op_gap_s * launch,
                 transfer_gap_s=cluster.transfer_gap_s * launch,
             ),
-            self._launch_s * launch + work_s * of["all"],
+            seconds=self._launch_s * launch + work_s * of["all"],
         )
 
     def log_steps(self, logs: FloatArray, devices_of: IntArray) -> FloatArray:
@@ -129,10 +129,10 @@ class Corrections:
 
 def models_of(problem: Problem) -> list[Corrections]:
     """Lists models of the costs: with the rules of the cluster, and with other rules of its links."""
-    graph, cluster = problem.graph, problem.cluster
+    cluster = problem.cluster
     others = [replace(cluster, sharing=rule) for rule in ("egress", "pair") if rule != cluster.sharing]
     if cluster.schedule == "program" and cluster.transfer_per == "destination":
         others += [replace(cluster, copies=rule) for rule in COPIES if rule != cluster.copies]
     if cluster.n_devices == 1:
         others = []
-    return [Corrections(each) for each in (problem, *(Problem(graph, other) for other in others))]
+    return [Corrections(each) for each in (problem, *(replace(problem, cluster=other) for other in others))]

@@ -16,9 +16,8 @@ from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
 from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
 from agent.placers.base import PLACERS, Budget
-from agent.placing.policies import open_policy
 from agent.placing.request import Request, check_placers, row_names, try_each
-from agent.placing.trial_runner import TrialRunner
+from agent.placing.trial_runner import TrialRunner, open_policy
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
@@ -28,7 +27,6 @@ from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
 from envs.pipeline.stages import phases_of
 from envs.placements.files import NamedPlacement, read_named_placement
 from envs.placements.placement import Placement
-from envs.problem import Problem
 from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
@@ -145,17 +143,18 @@ def _chosen(
 ) -> Pipeline | None:
     """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
 
-    def problem_of(count: int) -> Problem:
+    def graph_of(count: int) -> OpGraph:
         graphs = gather(count if config.split else None)
         if (sizes := (len(graphs), len(clusters))) != (1, 1):
             several = "{} graphs on {} clusters".format(*sizes)
             raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
-        return Problem(request.prepared(graphs[0]), clusters[0])
+        return request.prepared(graphs[0])
 
     place = partial(TrialRunner().place, PLACERS["refine"], order="", seed=0)
     inputs = make_model(config.model).inputs if config.split == AUTO and config.model is not None else None
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
-    return try_each(request.to_try(inputs, clusters[0].n_devices), problem_of, place, budget)[0].pipeline
+    pipelines = request.to_try(inputs, clusters[0].n_devices)
+    return try_each(pipelines, graph_of, clusters[0], place, budget)[0].pipeline
 
 
 def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:
@@ -274,7 +273,7 @@ def read_given(
             )
         graph, cluster = graph_of[named.graph], cluster_of[named.cluster]
         given[key] = named.resolve(graph, cluster)
-        _check_given(path, objective_of(Problem(graph, cluster), pipeline), given[key])
+        _check_given(path, objective_of(graph, cluster, pipeline), given[key])
     return given
 
 

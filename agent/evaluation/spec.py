@@ -11,15 +11,15 @@ from functools import cached_property
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Key
 from agent.placers.base import PLACERS, Budget
-from agent.placing.policies import EvaluatedPolicy
 from agent.placing.request import DATA_PARALLEL, check_placers, row_names
+from agent.policy.serialization import StoredPolicy
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.costs.op_seconds import is_calibrated
 from envs.objective import Objective, kind_of, objective_of
 from envs.pipeline.pipeline import Pipeline
 from envs.placements.placement import Placement
-from envs.problem import InfeasibleError, Problem
+from envs.problem import InfeasibleError
 from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
@@ -65,7 +65,7 @@ class EvaluationSpec:
     orders: tuple[str, ...] = ("topo",)
     seeds: int = 1
     budget: Budget = field(default_factory=Budget)
-    policy: EvaluatedPolicy | None = None
+    policy: StoredPolicy | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[tuple[str, str, str], Placement] = field(default_factory=dict)
     granularity: str = "op"
@@ -110,9 +110,7 @@ class EvaluationSpec:
 
     def objective(self, graph: OpGraph, cluster: Cluster) -> Objective:
         """Makes the objective of a graph on a cluster."""
-        whole = self.whole.get(graph.name, "")
-        problem = whole if isinstance(whole, str) else Problem(whole, cluster)
-        return objective_of(Problem(graph, cluster), self.pipeline, problem)
+        return objective_of(graph, cluster, self.pipeline, self.whole.get(graph.name, ""))
 
     def key(self, task: Task) -> Key:
         """Identity of the trial of a task."""

@@ -12,9 +12,8 @@ from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.placers.base import PlacementResult
-from agent.placing.policies import make_placer
 from agent.placing.request import DATA_PARALLEL
-from agent.placing.trial_runner import TrialRunner
+from agent.placing.trial_runner import TrialRunner, make_placer
 from agent.policy.seen import NOT_SEEN
 from graphs.system.running_time import running_cpu_s, running_s
 from graphs.system.worker_process import Death, Process, WorkerProcess, answers_of

@@ -65,15 +65,15 @@ class Instance:
         """The name of the instance."""
         return self.graph.name
 
-    @cached_property
+    @property
     def problem(self) -> Problem:
         """The graph on the cluster."""
-        return Problem(self.graph, self.cluster)
+        return self.objective.problem
 
     @cached_property
     def objective(self) -> Objective:
         """The step that a placement is to make short."""
-        return objective_of(self.problem, self.pipeline)
+        return objective_of(self.graph, self.cluster, self.pipeline)
 
     @cached_property
     def bound_s(self) -> float:

@@ -16,8 +16,7 @@ from agent.instances.best_known import DATA, SAME, read_best_known
 from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
 from agent.lab.pivot import ExperimentError, Row, Rows, Statistic, grouped, read_table, write_rows
 from agent.placers.base import PLACERS, Budget, names_of
-from agent.placing.policies import make_placer, open_policy
-from agent.placing.trial_runner import TrialRunner
+from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
 from agent.training.run_folder import git_commit
 from envs.objective import kind_of
 from envs.placements.files import placement_to_json

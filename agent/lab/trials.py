@@ -20,10 +20,10 @@ from agent.evaluation.spec import EvaluationSpec
 from agent.instances.best_known import DATA
 from agent.lab.pivot import ExperimentError, Rows
 from agent.placers.base import Budget
-from agent.placing.policies import EvaluatedPolicy, open_policy
 from agent.placing.request import check_placers
+from agent.placing.trial_runner import open_policy
 from agent.policy.seen import NOT_SEEN
-from agent.policy.serialization import read_policy, save_policy, torch_classes
+from agent.policy.serialization import StoredPolicy, read_policy, save_policy, torch_classes
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import capture_draw
@@ -191,7 +191,7 @@ def _is_for(graph: OpGraph, budget: Budget) -> bool:
     return budget.seconds >= LONG_S if graph.n_ops >= LARGE_OPS else budget.seconds <= LONGEST_S
 
 
-def _opened(path: str, folder: Path) -> EvaluatedPolicy:
+def _opened(path: str, folder: Path) -> StoredPolicy:
     """Opens the policy of a path, the shipped one for none; writes one of random weights into the folder."""
     if path == RANDOM:
         import torch

@@ -12,9 +12,8 @@ from agent.bounds.lower_bound import bound_s
 from agent.calibration.quick import get_or_measure_cluster
 from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
 from agent.placing.plan import PipelinePlan, Plan
-from agent.placing.policies import make_placer, open_policy
 from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
-from agent.placing.trial_runner import TrialRunner
+from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
@@ -138,9 +137,9 @@ def place(
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
     @cache
-    def captured_and_problem(count: int) -> tuple[CapturedStep | None, Problem]:
+    def captured_and_graph(count: int) -> tuple[CapturedStep | None, OpGraph]:
         captured, graph = _graph(model, inputs, request, count, **settings)
-        return captured, Problem(request.prepared(graph, [chosen]), chosen)
+        return captured, request.prepared(graph, [chosen])
 
     def find(objective: Objective, share: Budget) -> PlacementResult:
         needs_policy = PLACERS[placer].is_learned
@@ -149,11 +148,11 @@ def place(
         return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
 
     pipelines = request.to_try(inputs, chosen.n_devices)
-    tried = try_each(pipelines, lambda count: captured_and_problem(count)[1], find, limits)
+    tried = try_each(pipelines, lambda count: captured_and_graph(count)[1], chosen, find, limits)
     made, found = tried[0]
     objective = found.objective
     if isinstance(objective, PipelineObjective) and split is not None:
-        objective = replace(objective, whole=_whole(objective, lambda: captured_and_problem(1)[1]))
+        objective = replace(objective, whole=_whole(objective, lambda: captured_and_graph(1)[1]))
     return PLANS[kind](
         objective=objective,
         placer=placer,
@@ -162,16 +161,16 @@ def place(
         lower_bound_s=bound_s(objective),
         evaluations=sum(each.result.evaluations for each in tried),
         wall_s=sum(each.result.wall_s for each in tried),
-        captured=captured_and_problem(made.microbatches if made else 1)[0],
+        captured=captured_and_graph(made.microbatches if made else 1)[0],
         batch_dim=batch_dim,
         tried=tuple(map(str, tried)) if made else (),
     )
 
 
-def _whole(objective: PipelineObjective, make_problem: Callable[[], Problem]) -> Problem | str:
+def _whole(objective: PipelineObjective, make_graph: Callable[[], OpGraph]) -> Problem | str:
     """Returns the step of the whole batch, or why there is none."""
     try:
-        problem = make_problem()
+        problem = objective.problem.with_graph(make_graph())
         replace(objective, problem=problem).check_feasible()
     except ValueError as error:  # it may not fit, or run with microbatches alone
         return str(error)
@@ -201,7 +200,7 @@ def _graph(
     if request.split is not None:
         cut = request.batch_dim, request.split_inputs
         inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
-    captured = capture.capture_step(model, inputs, sources=True, **settings)
+    captured = capture.capture_step(model, inputs, **settings)
     return captured, captured.graph
 
 

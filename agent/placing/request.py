@@ -14,7 +14,7 @@ from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import stand_in_lines
 from envs.objective import PIPELINE, STEP, Objective, objective_of
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, MAX_MICROBATCHES, Pipeline, PipelineError
-from envs.problem import InfeasibleError, Problem
+from envs.problem import InfeasibleError
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.precision import with_precision
@@ -174,7 +174,8 @@ class Tried(NamedTuple):
 
 def try_each(
     pipelines: Sequence[Pipeline | None],
-    problem_of: Callable[[int], Problem],
+    graph_of: Callable[[int], OpGraph],
+    cluster: Cluster,
     place: Callable[[Objective, Budget], PlacementResult],
     budget: Budget,
 ) -> list[Tried]:
@@ -183,7 +184,7 @@ def try_each(
     If there are several, each is reported, and those that the graph or the cluster cannot run are left out.
 
     Args:
-        problem_of: makes the problem of a number of microbatches.
+        graph_of: makes the graph of one of a number of microbatches.
         place: finds a placement within a share of the budget.
 
     Returns:
@@ -195,7 +196,8 @@ def try_each(
     found, refused = list[Tried](), list[PipelineError | InfeasibleError]()
     for number, pipeline in enumerate(pipelines, start=1):
         try:
-            objective = objective_of(problem_of(pipeline.microbatches if pipeline else 1), pipeline)
+            graph = graph_of(pipeline.microbatches if pipeline else 1)
+            objective = objective_of(graph, cluster, pipeline)
             objective.check_feasible()
             found.append(Tried(pipeline, place(objective, budget.shared(len(pipelines)))))
         except (PipelineError, InfeasibleError) as error:

@@ -1,4 +1,4 @@
-"""Runs one placer on one objective, as every trial does: with its own seed, timed without compiling."""
+"""Makes a placer, and runs it on one objective: with its own seed, timed without compiling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.placers.base import Budget, PlacementResult, Placer
+from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, PlacerError
+from agent.policy.serialization import StoredPolicy, read_policy
 from envs.cluster.cluster import Cluster
 from envs.objective import STEP, Objective
 from envs.placements.placement import Placement, spread_unread
@@ -19,6 +20,34 @@ N_LAYERS = 12
 """Layers of the warm-up graph."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
+
+
+def make_placer(name: str, policy: StoredPolicy | None, order: str) -> Placer:
+    """Look a placer up, or make a learned one of a policy and the order in which it visits ops.
+
+    Raises:
+        PlacerError: an unknown name, or a learned placer without a policy.
+    """
+    found = PLACERS[name]
+    if not found.is_learned:
+        return found
+    if policy is None:
+        raise PlacerError(f"placer '{name}' needs a policy; open one")
+    return found.with_policy(policy.actor, order)
+
+
+def open_policy(path: str) -> StoredPolicy:
+    """Reads a policy.
+
+    Args:
+        path: a run's folder, or `pretrained`.
+
+    Raises:
+        PolicyFileError: it cannot be loaded.
+    """
+    opened = read_policy(path)
+    _ = opened.actor
+    return opened
 
 
 class TrialRunner:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.placers.base import SearchState, Strategy
-from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
 from agent.placers.search.annealing import PLANNING, STARTS, anneal_from_leaders
 from agent.placers.search.refine import BATCH_COST, MAX_DRAWING_SHARE, SAMPLES, score_starts
 from agent.placers.search.rollout import draw_rollouts, expected_rollout_s
@@ -64,7 +63,7 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
 def _begins_with_policy(search: SearchState) -> bool:
     """Says whether seconds count, links are slow, and memory is not what matters first."""
     problem = search.problem
-    transfers_s, ops_s = mean_transfer_seconds(problem).sum(), problem.op_seconds.mean(axis=1).sum()
+    transfers_s, ops_s = problem.mean_transfer_s.sum(), problem.op_seconds.mean(axis=1).sum()
     is_slow = bool(transfers_s > SLOW_LINKS * ops_s)
     return search.budget.seconds is not None and search.is_feasible and is_slow
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from agent.policy.compiled.policy import CompiledPolicy
 from agent.policy.compiled.walk import PolicyDecider
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.placement.observation.features import FEATURE_SETS, ROLLOUT
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -34,6 +35,23 @@ class ActingPolicy(Protocol):
         """Returns the policy with its present weights in arrays."""
 
 
+@dataclass(frozen=True)
+class Samples:
+    """The placements that are decoded of a problem.
+
+    Attributes:
+        drawn: number of those that draw each device.
+        greedy: whether one that takes the best device at every op comes before them.
+        resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and
+            those without memory for an op by copies of others. The greedy one is replaced only where it has
+            no memory for an op.
+    """
+
+    drawn: int = 0
+    greedy: bool = True
+    resample: bool = False
+
+
 WIDTH = 64
 """Episodes decoded side by side."""
 
@@ -42,23 +60,21 @@ def decode(
     policy: ActingPolicy,
     problem: Problem,
     order: str = "topo",
-    n_samples: int = 0,
+    samples: Samples = Samples(),
     rng: np.random.Generator | None = None,
     **options: Any,
 ) -> IntArray:
-    """Does what `decode_many` does for one problem; returns int64 (greedy + n_samples, n_ops)."""
-    return decode_many(policy, [problem], order, n_samples, rng, **options)[0]
+    """Does what `decode_many` does for one problem; returns int64 (greedy + drawn, n_ops)."""
+    return decode_many(policy, [problem], order, samples, rng, **options)[0]
 
 
 def decode_many(
     policy: ActingPolicy,
     problems: Sequence[Problem],
     order: str = "topo",
-    n_samples: int = 0,
+    samples: Samples = Samples(),
     rng: np.random.Generator | None = None,
     *,
-    greedy: bool = True,
-    resample: bool = False,
     mdp_config: MdpConfig | None = None,
     limit_s: float = math.inf,
     clock: Clock = running_s,
@@ -67,18 +83,13 @@ def decode_many(
 
     Args:
         order: name of the order to visit the ops in.
-        n_samples: how many placements of each to draw.
         rng: source of randomness; without it, one of a fixed seed.
-        greedy: whether a placement that takes the best device at every op comes before those drawn.
-        resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and
-            those without memory for an op by copies of others. The greedy one is replaced only where it has
-            no memory for an op.
         mdp_config: the decision process; by default the policy's own.
         limit_s: seconds for all, without those of compiling.
         clock: counts these seconds.
 
     Returns:
-        For each problem, the device of every op, int64 (greedy + n_samples, n_ops). Where no device had
+        For each problem, the device of every op, int64 (greedy + drawn, n_ops). Where no device had
         memory for an op, `complete_placement` places the rest.
 
     Raises:
@@ -89,20 +100,20 @@ def decode_many(
     ends_s = clock() + limit_s
     rng = rng or np.random.default_rng(0)
     compiled = policy.compiled()
-    draws = [False] * greedy + [True] * n_samples
-    groups_of_each = [draws] if resample else [[each] for each in reversed(draws)]
+    draws = [False] * samples.greedy + [True] * samples.drawn
+    groups_of_each = [draws] if samples.resample else [[each] for each in reversed(draws)]
     # The decoder takes the last first: no long episode begins when the others are about to end.
     shortest_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
-    drawn = rng.spawn(len(groups_of_each) * len(problems)) if n_samples else []
+    drawn = rng.spawn(len(groups_of_each) * len(problems)) if samples.drawn else []
     groups = [
-        Group(index, np.array(each), drawn.pop() if drawn else None, resample)
+        Group(index, np.array(each), drawn.pop() if drawn else None, samples.resample)
         for index in shortest_first
         for each in groups_of_each
     ]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
     rolls_out = ROLLOUT in FEATURE_SETS[compiled.shape.feature_set]
-    arguments = episode_arguments(mdp_config or compiled.mdp_config) | {"rolls_out": rolls_out}
-    batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
+    settings = EpisodeSettings((order,), **episode_arguments(mdp_config or compiled.mdp_config))
+    batch = EpisodeBatch(problems, n_slots * groups[0].size, settings, rolls_out=rolls_out)
     found: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)
     for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - clock(), clock):

@@ -21,7 +21,7 @@ SINGLE, BEST = "single", "best"
 
 @dataclass(frozen=True)
 class MdpConfig(Settings):
-    """Settings of a decision process, as `EpisodeBatch` and the environments take them.
+    """Settings of a decision process, as `EpisodeSettings` and the environments take them.
 
     `passes` and `start` are for `improve`.
 

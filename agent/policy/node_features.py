@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
 from agent.policy.op_categories import CATEGORIES, one_hot
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
@@ -88,7 +87,7 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
     are relative to the critical path. Names and storage order change nothing.
     """
     graph = problem.graph
-    seconds, transfer = problem.op_seconds, mean_transfer_seconds(problem)
+    seconds, transfer = problem.op_seconds, problem.mean_transfer_s
     cost = seconds.mean(axis=1)
     mean_cost = _mean_cost(problem)
     resident_bytes = _over_unit(graph, graph.resident_bytes)
@@ -119,7 +118,7 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
 def graph_features(problem: Problem) -> NDArray[np.float32]:
     """Computes the features of the whole problem, in the order of `GRAPH_FEATURES`; float32 (n_features,)."""
     graph, cluster = problem.graph, problem.cluster
-    cost, transfer = problem.op_seconds.mean(axis=1), mean_transfer_seconds(problem)
+    cost, transfer = problem.op_seconds.mean(axis=1), problem.mean_transfer_s
     total, mean_cost = max(float(cost.sum()), 1e-30), _mean_cost(problem)
     alone = b_level(graph, cost, np.zeros(graph.n_tensors)).max()
     with_transfers = b_level(graph, cost, transfer).max()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +18,7 @@ from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import BATCH_COST, MAX_DRAWING_SHARE, SAMPLES, score_starts
 from agent.placers.search.rollout import PARTICLES
 from agent.placers.search.walks import WalkTooLongError
-from agent.policy.decoding import ActingPolicy, decode
+from agent.policy.decoding import ActingPolicy, Samples, decode
 from agent.policy.starts import start_of
 from envs.objective import OVER_BYTES, STEP
 from envs.problem import InfeasibleError, Problem
@@ -78,16 +78,16 @@ class _Decoder:
     policy: ActingPolicy
     order: str
 
-    def place(self, n_samples: int = 0, *, resample: bool = False) -> None:
+    def place(self, samples: Samples) -> None:
         """Scores a greedy placement and drawn ones; with less memory until one is feasible.
 
         Where less memory does not help, some are drawn at last.
         """
         problem = self.search.problem
-        if not retry_until_feasible(problem, lambda limits: self._score(limits.problem, n_samples, resample)):
-            self._score(problem, SAMPLES, resample=False)
+        if not retry_until_feasible(problem, lambda limits: self._score(limits.problem, samples)):
+            self._score(problem, Samples(SAMPLES))
 
-    def _score(self, tight: Problem, n_samples: int, resample: bool) -> IntArray | None:
+    def _score(self, tight: Problem, samples: Samples) -> IntArray | None:
         """Decodes once and scores what is found.
 
         Where episodes improve a placement and the budget is small, they make fewer passes, or leave the
@@ -104,12 +104,12 @@ class _Decoder:
             search.score(start_of(self.policy.mdp_config.start)(search.problem)[None])
             return None
         n_each = 1 + mdp_config.evaluations(search.problem)
-        n_samples = max(min(search.left // n_each - 1, n_samples), 0)
-        search.spend((1 + n_samples) * (n_each - 1))
+        samples = replace(samples, drawn=max(min(search.left // n_each - 1, samples.drawn), 0))
+        search.spend((1 + samples.drawn) * (n_each - 1))
         must_place = search.best is None and search.must_place
         limit_s = math.inf if must_place else search.seconds_left
         try:
-            found = self._decode(tight, mdp_config, n_samples, resample, limit_s)
+            found = self._decode(tight, mdp_config, samples, limit_s)
         except WalkTooLongError:
             return None
         over_bytes = search.score(found, overdue=True)[:, OVER_BYTES]
@@ -121,10 +121,8 @@ class _Decoder:
         evaluations = search.left - 1 if search.budget.evaluations else None
         return self.policy.mdp_config.within(search.problem, evaluations)
 
-    def _decode(
-        self, tight: Problem, mdp_config: MdpConfig, n_samples: int, resample: bool, limit_s: float
-    ) -> IntArray:
-        """Complete placements, the greedy one first, int (1 + n_samples, n_ops).
+    def _decode(self, tight: Problem, mdp_config: MdpConfig, samples: Samples, limit_s: float) -> IntArray:
+        """Complete placements, the greedy one first, int (1 + drawn, n_ops).
 
         One, by memory alone, where none is feasible, or the graph has only parameters and inputs.
         """
@@ -133,10 +131,9 @@ class _Decoder:
                 return decode(
                     self.policy,
                     tight,
-                    order=self.order,
-                    n_samples=n_samples,
-                    rng=self.rng,
-                    resample=resample,
+                    self.order,
+                    samples,
+                    self.rng,
                     mdp_config=mdp_config,
                     limit_s=limit_s,
                     clock=self.search.budget.clock,
@@ -148,19 +145,19 @@ class _Decoder:
 @learned("policy", uses_rng=False)
 def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Takes at each op the device that the policy scores highest; with less memory until that is feasible."""
-    _Decoder(search, rng, policy, order).place()
+    _Decoder(search, rng, policy, order).place(Samples())
 
 
 @learned("policy-sample")
 def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Keeps the best of the greedy placement and of some that draw each device from the policy."""
-    _Decoder(search, rng, policy, order).place(SAMPLES)
+    _Decoder(search, rng, policy, order).place(Samples(SAMPLES))
 
 
 @learned("policy-beam")
 def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Keeps the best of many particles: episodes side by side, the slow replaced by copies of the fast."""
-    _Decoder(search, rng, policy, order).place(PARTICLES, resample=True)
+    _Decoder(search, rng, policy, order).place(Samples(PARTICLES, resample=True))
 
 
 @learned("policy-refine", is_hybrid=True)
@@ -174,9 +171,9 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Acti
     if search.left:
         before = search.progress
         decoder = _Decoder(search, rng, policy, order)
-        decoder.place()
+        decoder.place(Samples())
         if search.left and BATCH_COST * (search.progress - before) < MAX_DRAWING_SHARE:
-            decoder.place(SAMPLES, resample=True)
+            decoder.place(Samples(SAMPLES, resample=True))
     anneal_from_leaders(search, rng)
 
 

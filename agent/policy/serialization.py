@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class PolicyCard:
 
 @dataclass(frozen=True, eq=False)
 class StoredPolicy:
-    """The files of a policy, read once.
+    """The files of a policy, read once; another process gets the same bytes and makes its own policy of them.
 
     Attributes:
         card: what `policy.json` says.
@@ -100,6 +101,18 @@ class StoredPolicy:
         weights = self._read_weights()
         _check_weights(weights, weight_shapes(self.card.shape), self._file)
         return CompiledPolicy(self.card.shape, weights, MdpConfig.from_settings(self.card.config))
+
+    @cached_property
+    def actor(self) -> CompiledPolicy:
+        """The policy that `compiled` makes, made once."""
+        return self.compiled()
+
+    def how_seen(self, graphs: Iterable[OpGraph]) -> dict[str, str]:
+        """Says what the policy was shown of each graph, by name, as `PolicyCard.how_seen` does."""
+        return {graph.name: self.card.how_seen(graph) for graph in graphs}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "actor"}
 
     def _read_weights(self) -> dict[str, NDArray[np.float32]]:
         try:

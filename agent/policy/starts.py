@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,24 +12,18 @@ import numpy as np
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
 from envs.objective import STEP
-from envs.placement.episodes import Start, on_fastest_device
+from envs.placement.generator import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
 
 def episode_arguments(config: MdpConfig) -> dict[str, Any]:
-    """Makes the keyword arguments of `EpisodeBatch` and the environments for a decision process.
+    """Makes the fields of `EpisodeSettings` that a decision process decides, by name.
 
     Raises:
         PlacerError: `start` is no placer without randomness.
     """
-    return {
-        "mdp": config.mdp,
-        "passes": config.passes,
-        "start": start_of(config.start),
-        "mask": config.mask,
-        "memory_penalty": config.memory_penalty,
-    }
+    return asdict(config) | {"start": start_of(config.start)}
 
 
 def start_names() -> list[str]:

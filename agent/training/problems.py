@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.training.config import ConfigError, TrainConfig
-from envs.cluster.cluster import Cluster
 from envs.cluster.presets import RANDOM, get_cluster
-from envs.domain_randomization import draw_cluster_for, randomize_domain
+from envs.domain_randomization import draw_problem, randomize_domain
 from envs.problem import Problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
@@ -56,15 +55,14 @@ def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int)
     Where the cluster is `random`, each graph, or each randomization of it, gets a cluster drawn for it.
     """
     if not config.randomizations:
-        return problems_of(at_granularities(graphs, config.granularity), config.cluster, config)
-    named = {name: get_cluster(name) for name in config.cluster if name != RANDOM}
+        return problems_of(at_granularities(graphs, config.granularity), config.cluster)
     problems = []
     for index, graph in enumerate(at_granularities(graphs, config.granularity)):
         for draw in range(config.randomizations):
             rng = np.random.default_rng([seed, index, draw])
             name = config.cluster[int(rng.integers(len(config.cluster)))]
-            cluster = named[name] if name in named else draw_cluster_for(graph, rng)
-            problems.append(randomize_domain(graph, cluster, rng, all_devices=name == RANDOM))
+            problem = _problem(graph, name, rng)
+            problems.append(randomize_domain(problem, rng, all_devices=name == RANDOM))
     return [problem for problem in problems if problem.is_feasible]
 
 
@@ -72,9 +70,9 @@ def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[
     """Makes the problems to validate on: all graphs on all clusters, or each on one if randomized."""
     graphs = at_granularities(graphs, config.granularity)
     if not config.randomizations:
-        return problems_of(graphs, config.cluster, config)
+        return problems_of(graphs, config.cluster)
     named = itertools.cycle(config.cluster)
-    return [problem for graph in graphs for problem in problems_of([graph], [next(named)], config)]
+    return [problem for graph in graphs for problem in problems_of([graph], [next(named)])]
 
 
 def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) -> list[OpGraph]:
@@ -91,17 +89,19 @@ def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) ->
     return found
 
 
-def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str], config: TrainConfig) -> list[Problem]:
+def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
     """Makes a problem of every graph on every cluster where a placement is feasible."""
-    problems = [Problem(graph, _cluster(cluster, graph, config)) for cluster in clusters for graph in graphs]
-    return [problem for problem in problems if problem.is_feasible]
+    return [problem for problem in _all_problems(graphs, clusters) if problem.is_feasible]
 
 
-def _cluster(name: str, graph: OpGraph, config: TrainConfig) -> Cluster:
-    """Finds a cluster; the graph's name is the seed of `random`, so trainings of all seeds validate alike."""
-    if name != RANDOM:
-        return get_cluster(name)
-    return draw_cluster_for(graph, np.random.default_rng([*graph.name.encode()]))
+def _all_problems(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
+    """The graph's name is the seed of `random`, so trainings of all seeds validate alike."""
+    pairs = itertools.product(clusters, graphs)
+    return [_problem(graph, name, np.random.default_rng([*graph.name.encode()])) for name, graph in pairs]
+
+
+def _problem(graph: OpGraph, cluster: str, rng: np.random.Generator) -> Problem:
+    return draw_problem(graph, rng) if cluster == RANDOM else Problem(graph, get_cluster(cluster))
 
 
 def left_out(graphs: Split, config: TrainConfig) -> list[str]:
@@ -118,7 +118,7 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
     for graph in everything:
         if not graph.is_compute.any():
             raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
-    if not problems_of(train, clusters, config):
-        Problem(train[0], _cluster(clusters[0], train[0], config)).check_feasible()
-    problems = [Problem(graph, _cluster(name, graph, config)) for name in clusters for graph in everything]
+    if not problems_of(train, clusters):
+        _all_problems(train[:1], clusters[:1])[0].check_feasible()
+    problems = _all_problems(everything, clusters)
     return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.is_feasible]

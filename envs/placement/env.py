@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.placement import EVERY_DEVICE
-from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings, MdpError
 from envs.placement.generator import Beginning, Uniform
 from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.placement.render import RENDER_MODES, draw
@@ -64,8 +64,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         problems: graphs on clusters.
         generator: draws the problem and the order of each episode; by default, whatever came before.
         render_mode: "ansi" or "rgb_array".
-        settings: further arguments of `EpisodeBatch`: `orders`, `mdp`, `passes`, `start`, `mask`,
-            `memory_penalty`, `reward`.
+        settings: fields of `EpisodeSettings`.
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
@@ -83,7 +82,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
     ) -> None:
         if render_mode not in (None, *RENDER_MODES):
             raise MdpError(f"unknown render_mode '{render_mode}'; use one of {', '.join(RENDER_MODES)}")
-        self._batch = EpisodeBatch(problems, 1, incremental=False, **settings)
+        self._batch = EpisodeBatch(problems, 1, EpisodeSettings(**settings), incremental=False)
         self._generator, self.render_mode = generator or Uniform(), render_mode
         space = observation_space(len(problems), self._batch.max_ops, self._batch.max_devices)
         self.observation_space = cast("gym.Space[Observations]", space)

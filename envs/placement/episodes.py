@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MDPS
+from envs.placement.generator import Start, on_fastest_device
 from envs.placement.masks import NAMED, Mask
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation
@@ -59,20 +60,11 @@ class EpisodeResult:
     episode_return: float
 
 
-Start: TypeAlias = "Callable[[Problem], IntArray]"
-"""Gives the placement that an `improve` episode starts from, int (n_ops,)."""
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """The decision process of episodes, and the orders that they may visit the ops in.
 
-
-def on_fastest_device(problem: Problem) -> IntArray:
-    """Puts every op on the device that is fastest alone, even where its memory overflows."""
-    return np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)), dtype=np.int64)
-
-
-class EpisodeBatch:
-    """`n` episodes over given problems, in step with one another.
-
-    Args:
-        problems: what episodes may be over; every one must be feasible on its cluster.
+    Attributes:
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
@@ -80,6 +72,22 @@ class EpisodeBatch:
             for every one.
         memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
         reward: says what the step takes under the placement of an episode that ended within the memory.
+    """
+
+    orders: Sequence[str] = ("topo",)
+    mdp: str = CONSTRUCT
+    passes: int = 2
+    start: Start = on_fastest_device
+    mask: Mask | str = FREE_MEMORY
+    memory_penalty: float = 1.0
+    reward: Reward = simulated
+
+
+class EpisodeBatch:
+    """`n` episodes over given problems, in step with one another.
+
+    Args:
+        problems: what episodes may be over; every one must be feasible on its cluster.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
         rolls_out: fill the features of truncated rollouts in; without, they are 0. `improve` has none.
         threads: number of threads that share the episodes of a step; results do not depend on it.
@@ -97,35 +105,29 @@ class EpisodeBatch:
         self,
         problems: Sequence[Problem],
         n: int,
+        settings: EpisodeSettings = EpisodeSettings(),
         *,
-        orders: Sequence[str] = ("topo",),
-        mdp: str = CONSTRUCT,
-        passes: int = 2,
-        start: Start = on_fastest_device,
-        mask: Mask | str = FREE_MEMORY,
-        memory_penalty: float = 1.0,
-        reward: Reward = simulated,
         incremental: bool = True,
         rolls_out: bool = True,
         threads: int = 1,
     ) -> None:
-        _check(problems, orders, mdp)
-        mask = _mask(mask)
+        _check(problems, settings)
+        mask = _mask(settings.mask)
         self.problems = list(problems)
-        self.orders = list(orders)
-        self.improving = mdp == IMPROVE
-        self.passes = passes if self.improving else 1
+        self.orders = list(settings.orders)
+        self.improving = settings.mdp == IMPROVE
+        self.passes = settings.passes if self.improving else 1
         self._rules = MdpRules(
             improving=self.improving,
             masks=mask.needs_memory,
             rolls_out=rolls_out and not self.improving,
-            memory_penalty=float(memory_penalty),
+            memory_penalty=float(settings.memory_penalty),
         )
         self.n = n
         self.max_devices = max(problem.n_devices for problem in problems)
         self.max_ops = max(problem.graph.n_ops for problem in problems)
         self.observation = new_observation(n, self.max_devices)
-        self._start, self._incremental = start, incremental
+        self._start, self._incremental = settings.start, incremental
         self._plans = VisitOrders(self.problems, self.orders, improving=self.improving, passes=self.passes)
         self._packed = _packed(problems, mask)
         self._episodes = new_episodes(problems, n, self.passes)
@@ -133,7 +135,7 @@ class EpisodeBatch:
         self._scratches = [new_candidate_scratch(problems) for _ in range(min(threads, n))]
         self._pool = ThreadPoolExecutor(len(self._scratches)) if len(self._scratches) > 1 else None
         self._order_of = np.zeros(n, dtype=np.int64)
-        self._reward, self._timed = reward, dict[int, StepTime]()
+        self._reward, self._timed = settings.reward, dict[int, StepTime]()
 
     def begin(self, episode: int, problem: int, order: int, rng: np.random.Generator) -> None:
         """Begins one episode over a problem in an order (indices), and observes its first op.
@@ -282,14 +284,14 @@ def _packed(problems: Sequence[Problem], mask: Mask) -> PackedProblems:
         raise MdpError(str(error)) from None
 
 
-def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str) -> None:
+def _check(problems: Sequence[Problem], settings: EpisodeSettings) -> None:
     if not problems:
         raise MdpError("no problems to place; give at least one graph and one cluster")
-    if mdp not in MDPS:
-        raise MdpError(f"unknown mdp '{mdp}'; use one of {', '.join(MDPS)}")
-    if not orders:
+    if settings.mdp not in MDPS:
+        raise MdpError(f"unknown mdp '{settings.mdp}'; use one of {', '.join(MDPS)}")
+    if not settings.orders:
         raise MdpError("no traversal order; give at least one, e.g. topo")
-    for name in orders:
+    for name in settings.orders:
         ORDERS.check(name)
     for problem in problems:
         if not problem.graph.is_compute.any():

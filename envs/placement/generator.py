@@ -1,11 +1,24 @@
-"""Generators: the problem and the order that each episode gets."""
+"""Generators: the problem, the order and the first placement that each episode gets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+
+from graphs.system.array_types import IntArray
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
+
+Start: TypeAlias = "Callable[[Problem], IntArray]"
+"""Gives the placement that an `improve` episode starts from, int (n_ops,)."""
+
+
+def on_fastest_device(problem: Problem) -> IntArray:
+    """Puts every op on the device that is fastest alone, even where its memory overflows."""
+    return np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)), dtype=np.int64)
 
 
 class Beginning(NamedTuple):

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from envs.placement.env import observation_space
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.placement.generator import Beginning, Rounds, Uniform
 from envs.placement.render import RGB_ARRAY, draw
 from envs.problem import Problem
@@ -38,7 +38,8 @@ class PlacementVecEnv(VecEnv):
         seed: seed of the draws.
         share: number of this process, from 0, and how many processes have such an environment. Each has
             `n_envs` places, and draws for the places of all.
-        settings: further arguments of `EpisodeBatch`, as `orders`, `mdp`, `mask` and `reward`.
+        threads: number of threads that share the episodes of a step; results do not depend on it.
+        settings: fields of `EpisodeSettings`, as `orders`, `mdp`, `mask` and `reward`.
 
     Attributes:
         batch: the episodes.
@@ -57,9 +58,10 @@ class PlacementVecEnv(VecEnv):
         render_mode: str | None = None,
         seed: int | None = 0,
         share: tuple[int, int] = (0, 1),
+        threads: int = 1,
         **settings: Any,
     ) -> None:
-        self.batch = EpisodeBatch(problems, n_envs, **settings)
+        self.batch = EpisodeBatch(problems, n_envs, EpisodeSettings(**settings), threads=threads)
         self.problems = self.batch.problems
         self.render_mode = render_mode
         self._generator, self._began_s = generator or Rounds(), time.time()

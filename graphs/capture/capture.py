@@ -53,8 +53,6 @@ def capture_step(
     training: bool = True,
     loss: Loss | None = None,
     name: str | None = None,
-    family: str = "",
-    sources: bool = False,
     gpu: Gpu | None = AMPERE,
     notify: Callable[[str], None] = print_notice,
 ) -> CapturedStep:
@@ -76,7 +74,6 @@ def capture_step(
             scalar `loss` in it, else a scalar result or the first scalar of a tuple, else the mean of the
             float outputs, with a notice that names them.
         name: name of the graph; the class of the module by default.
-        sources: whether ops have a `source`, the line of code that ran them, and a `shape`.
         gpu: the GPUs whose kernels torch chooses; None = those of the processor.
         notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
 
@@ -85,14 +82,15 @@ def capture_step(
         `gradients/module/op` and `adam/parameter`; `module@2` is its third call. What cannot be printed in a
         name is escaped. `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer
         state. A sparse gradient is the rows that were looked up, and the update touches those alone. Ops and
-        sources have a `dtype`, products and convolutions a `gemm`.
+        sources have a `dtype` and a `shape`, ops a `source` (the line of code that ran them), products and
+        convolutions a `gemm`.
 
     Raises:
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
     module = unwrapped(module)
-    name, family = printable(name or type(module).__name__), printable(family)
+    name = printable(name or type(module).__name__)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise CaptureError(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
@@ -107,9 +105,8 @@ def capture_step(
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
-                lines = SourceLines() if sources else nullcontext()
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
-                with lines, noticed_checkpoints() as checkpointing, kernels as unfused:
+                with SourceLines(), noticed_checkpoints() as checkpointing, kernels as unfused:
                     try:
                         traced = trace(step)
                     except CaptureError as error:
@@ -139,8 +136,8 @@ def capture_step(
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
-            builder = GraphBuilder(traced, step.state, update, sources=sources)
-            graph = builder.build(name, family)
+            builder = GraphBuilder(traced, step.state, update)
+            graph = builder.build(name)
             for line in cost_notices(builder.op_of_node):
                 say(line)
             return CapturedStep(

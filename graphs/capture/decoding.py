@@ -27,7 +27,7 @@ PARTS = ("keys", "values")
 COPIES = ("aten.cat", "aten.index")
 
 
-def capture_decoding(module: nn.Module, inputs: Any, prompt: int, **settings: Any) -> CapturedStep:
+def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | None = None) -> CapturedStep:
     """Captures the inference of one token that reads the keys and values of those before it from a cache.
 
     The cache of a layer is two parameters, `past_0_keys` and `past_0_values`, on the device of its attention.
@@ -38,13 +38,13 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, **settings: An
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
         inputs: of the module; the batch is that of the first tensor.
         prompt: tokens that each layer has in its cache, or less with a window; at least 1.
-        settings: `name`, `family` and `sources`, as `graphs.capture.capture` takes them.
+        name: name of the graph; the class of the module by default.
 
     Raises:
         CaptureError: the module has no such cache, or cannot be traced.
     """
     model, token = _decoding_model(module, inputs, prompt)
-    return _in_place(capture_step(model, token, training=False, gpu=None, **settings))
+    return _in_place(capture_step(model, token, training=False, gpu=None, name=name))
 
 
 def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -25,7 +25,6 @@ class GraphBuilder:
     Args:
         state: parameters and buffers by path, tied ones once.
         update: what the optimizer does to each parameter with a gradient; None for nothing.
-        sources: whether ops say their source line and shape.
 
     Attributes:
         op_of_source: index of the op of each source by its name in `Trace.sources`.
@@ -33,10 +32,8 @@ class GraphBuilder:
         op_of_update: index of the update of each parameter by its path.
     """
 
-    def __init__(
-        self, trace: Trace, state: Mapping[str, Tensor], update: Update | None, *, sources: bool = False
-    ) -> None:
-        self.trace, self.state, self.update, self.sources = trace, state, update, sources
+    def __init__(self, trace: Trace, state: Mapping[str, Tensor], update: Update | None) -> None:
+        self.trace, self.state, self.update = trace, state, update
         self.storages = find_storages(trace)
         self.ops: list[dict[str, Any]] = []
         self.op_of: dict[Storage, int] = {}
@@ -47,7 +44,7 @@ class GraphBuilder:
         self.n_groups = 0
         self.times_named: dict[str, int] = {}
 
-    def build(self, name: str, family: str) -> OpGraph:
+    def build(self, name: str) -> OpGraph:
         """Builds the op graph of the trace; what cannot be printed in a name is escaped."""
         live = live_nodes(self.trace)
         for node in self.trace.nodes:
@@ -63,7 +60,7 @@ class GraphBuilder:
             for storage, op in self.op_of.items()
             if storage in kept
         ]
-        return build_graph(name, family, self.ops, tensors)
+        return build_graph(name, "", self.ops, tensors)
 
     def _allocates(self, node: fx.Node) -> bool:
         """Says whether a node computes something: it is no source, no view and no metadata."""
@@ -94,15 +91,13 @@ class GraphBuilder:
         )
 
     def _origin(self, node: fx.Node) -> dict[str, object]:
-        """The fields of an op that say where it comes from and what it makes, if they are asked for."""
-        if not self.sources:
-            return {}
+        """The fields of an op that say where it comes from and what it makes."""
         line = printable(source_of(node))
         return ({"source": line} if line else {}) | self._shape(tensors_of(node_value(node)))
 
     def _shape(self, made: Sequence[Tensor]) -> dict[str, object]:
-        """The shape of the first tensor that an op makes, where it makes one and shapes are asked for."""
-        return {"shape": [int(extent) for extent in made[0].shape]} if self.sources and len(made) else {}
+        """The shape of the first tensor that an op makes, where it makes one."""
+        return {"shape": [int(extent) for extent in made[0].shape]} if len(made) else {}
 
     def _sole_storage(self, node: fx.Node) -> tuple[object, float]:
         storage = next(iter(self._storages_of([node])), None)

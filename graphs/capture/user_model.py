@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.step_settings import AMPERE, Gpu
@@ -63,12 +64,14 @@ def capture_model(
     made = make_model(spec) if made is None else made
     from graphs.capture import capture, decoding
 
-    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True}
+    name = spec.rpartition(":")[2]
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
-            return decoding.capture_decoding(made.module, made.inputs, prompt, **shared)
-        shared |= {"loss": made.loss, "optimizer": optimizer, "training": training, "gpu": gpu}
-        return capture.capture_step(made.module, made.inputs, **shared)
+            step = decoding.capture_decoding(made.module, made.inputs, prompt, name)
+        else:
+            how: Any = {"loss": made.loss, "optimizer": optimizer, "training": training, "gpu": gpu}
+            step = capture.capture_step(made.module, made.inputs, name=name, **how)
+    return replace(step, graph=replace(step.graph, family=MODEL))
 
 
 def make_model(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.placement.env import PlacementEnv
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
@@ -19,7 +19,7 @@ N_EPISODES = 64
 @pytest.mark.parametrize(("order", "way"), [("topo", "incremental"), ("bfs", "simulating each candidate")])
 def test_lookahead(stopwatch: Stopwatch, record: Callable[[Figure], None], order: str, way: str) -> None:
     problem = captured("cifar10", 200)
-    batch = EpisodeBatch([problem], N_EPISODES, orders=[order])
+    batch = EpisodeBatch([problem], N_EPISODES, EpisodeSettings([order]))
     rng = np.random.default_rng(0)
     actions = rng.integers(problem.n_devices, size=(decisions(problem), N_EPISODES))
 

@@ -96,7 +96,7 @@ def test_clusters_are_drawn_in_trainings_alone() -> None:
 def test_variations_keep_the_rules_of_the_cluster_and_leave_room(name):
     graph, given = random_graph(np.random.default_rng(0), 30), get_cluster(name)
     for seed in range(50):
-        problem = randomize_domain(graph, given, np.random.default_rng(seed))
+        problem = randomize_domain(Problem(graph, given), np.random.default_rng(seed))
         cluster = problem.cluster
         assert problem.is_feasible
         assert min(2, given.n_devices) <= cluster.n_devices <= given.n_devices
@@ -107,7 +107,7 @@ def test_variations_keep_the_rules_of_the_cluster_and_leave_room(name):
 def test_a_slower_link_stays_slower():
     given = get_cluster("2x4xa100")
     graph = random_graph(np.random.default_rng(0), 30)
-    cluster = randomize_domain(graph, given, np.random.default_rng(3)).cluster
+    cluster = randomize_domain(Problem(graph, given), np.random.default_rng(3)).cluster
     kept = [
         given.devices.index(next(d for d in given.devices if d.name == device.name))
         for device in cluster.devices
@@ -123,7 +123,10 @@ def test_what_lies_at_a_bound_stays_within_it():
         {"name": "add", "seconds": {"a100": MIN_SECONDS}},
     ]
     graph, given = build_graph("g", "", ops, []), get_cluster("8xa100")
-    kept = [randomize_domain(graph, given, np.random.default_rng(seed)).graph is graph for seed in range(30)]
+    kept = [
+        randomize_domain(Problem(graph, given), np.random.default_rng(seed)).graph is graph
+        for seed in range(30)
+    ]
     assert any(kept)
     assert not all(kept)
 
@@ -132,7 +135,7 @@ def test_scarce_memory_is_scarce():
     graph, given = random_graph(np.random.default_rng(0), 30), get_cluster("4xv100")
     ratios = []
     for seed in range(100):
-        problem = randomize_domain(graph, given, np.random.default_rng(seed))
+        problem = randomize_domain(Problem(graph, given), np.random.default_rng(seed))
         if problem.cluster.memory_bytes[0] < given.memory_bytes[0]:
             ratios.append(problem.cluster.memory_bytes.sum() / problem.footprint_bytes.sum())
     assert 10 <= len(ratios) <= 60

@@ -30,7 +30,7 @@ class Experts(nn.Module):
 def test_experts_on_devices_of_their_own_run_side_by_side() -> None:
     with torch.device("meta"):
         module, x = Experts(1024), torch.ones(8192, 1024)
-    graph = with_granularity(capture(module, (x,), name="experts", family="test"), "module")
+    graph = with_granularity(capture(module, (x,), name="experts"), "module")
     unit = dict(zip(graph.modules, graph.unit_of.tolist(), strict=True))
     device_of = np.zeros(graph.n_ops, dtype=np.int64)
     for expert in range(3):

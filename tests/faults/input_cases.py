@@ -16,7 +16,7 @@ from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster
 from envs.placement import MDPS
-from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings, MdpError
 from envs.placement.observation.features import FEATURE_BOUND
 from envs.placements.files import read_placement
 from envs.placements.placement import Placement, check_placement, single_device
@@ -160,7 +160,7 @@ def check_result(problem: Problem, placer: Placer) -> None:
 
 def play(problem: Problem, mdp: str) -> None:
     """Plays one episode with random devices, and checks what a policy would see and get."""
-    batch, rng, done = EpisodeBatch([problem], 1, mdp=mdp), np.random.default_rng(0), False
+    batch, rng, done = EpisodeBatch([problem], 1, EpisodeSettings(mdp=mdp)), np.random.default_rng(0), False
     batch.begin(0, 0, 0, rng)
     while not done:
         assert np.abs(batch.observation.devices).max() <= FEATURE_BOUND  # NaN is not

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,28 +24,18 @@ from agent.evaluation.run import evaluate, open_folder
 from agent.policy.serialization import PRETRAINED, read_policy, save_policy
 from graphs.io.graph_files import write_graphs
 from graphs.system.folders import FolderError
+from tests.agent.evaluation_cases import quiet
 from tests.agent.placement_cases import training_graph
 from tests.faults.evaluation_script import make_spec
+from tests.faults.processes import trials_of
 
 ROOT = Path(__file__).parents[2]
 Rows = list[dict[str, str]]
 
 
-def quiet(done: int, total: int) -> None:
-    pass
-
-
-def table(file: Path) -> Rows:
-    with file.open(newline="") as opened:
-        return list(csv.DictReader(opened))
-
-
-def found(folder: Path) -> Rows:
-    """The rows of an evaluation without the wall time."""
-    return [
-        {name: cell for name, cell in row.items() if name not in ("wall_s", "cpu_s")}
-        for row in table(folder / "results.csv")
-    ]
+def failures_of(out: Path) -> Rows:
+    with (out / "failures.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """What one process finds; afterwards all that other processes need is compiled."""
     folder = tmp_path_factory.mktemp("undisturbed") / "out"
     assert not evaluate(make_spec(), folder, report=quiet).failures
-    return found(folder)
+    return trials_of(folder)
 
 
 class Script:
@@ -117,15 +106,6 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:
     return False
 
 
-def journal_of(out: Path) -> list[str]:
-    file = out / "journal.jsonl"
-    return file.read_text().splitlines(keepends=True) if file.exists() else []
-
-
-def is_longer(out: Path, n_rows: int) -> bool:
-    return len(journal_of(out)) > n_rows
-
-
 def test_workers_that_are_killed_at_any_moment_change_no_row(tmp_path: Path, undisturbed: Rows) -> None:
     """Kills in a trial and while starting; a trial that is hit twice is made by the next evaluation."""
     draw = random.Random(0)
@@ -140,11 +120,11 @@ def test_workers_that_are_killed_at_any_moment_change_no_row(tmp_path: Path, und
         code, _, error = running.end()
     assert n_killed >= 2
     assert "Traceback" not in error
-    failed = table(out / "failures.csv") if code == 1 else []
+    failed = failures_of(out) if code == 1 else []
     assert code == (1 if failed else 0)
-    assert len(found(out)) == len(undisturbed) - len(failed)
+    assert len(trials_of(out)) == len(undisturbed) - len(failed)
     assert not evaluate(make_spec(), out, report=quiet).failures
-    assert found(out) == undisturbed
+    assert trials_of(out) == undisturbed
 
 
 def test_what_goes_wrong_in_a_trial_fails_that_trial(tmp_path: Path, undisturbed: Rows) -> None:
@@ -153,7 +133,7 @@ def test_what_goes_wrong_in_a_trial_fails_that_trial(tmp_path: Path, undisturbed
     with script(out, "--graphs", "1", "--placers", *faults, "single", "--timeout", "5") as running:
         code, printed, _ = running.end()
     assert code == 1
-    failures = table(out / "failures.csv")
+    failures = failures_of(out)
     reasons = {(row["placer"], row["tries"], row["reason"]) for row in failures}
     assert reasons == {
         ("killed", "2", "worker killed by SIGKILL"),
@@ -164,54 +144,13 @@ def test_what_goes_wrong_in_a_trial_fails_that_trial(tmp_path: Path, undisturbed
         ("memory", "1", "MemoryError"),
     }
     assert [row["placer"] for row in failures] == faults
-    assert [row["placer"] for row in found(out)] == ["single"]
+    assert [row["placer"] for row in trials_of(out)] == ["single"]
     log = (out / "failures.log").read_text()
     assert log.count("Traceback") == 2
     assert "raises, seed 0, on graph g0 and cluster toy\n" in log
     assert "\x1b" not in log + printed
     assert "6 trials failed; see failures.csv" in printed
     assert "6 trials failed; see failures.csv" in (out / "report.html").read_text()
-
-
-def test_interruptions_at_any_moment_lose_no_row_and_leave_no_process(
-    tmp_path: Path, undisturbed: Rows
-) -> None:
-    """SIGINT goes to all processes, as Ctrl-C does; SIGKILL and SIGTERM to the parent alone."""
-    draw = random.Random(1)
-    out = tmp_path / "out"
-    stopped = 0
-    for stop in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-        before = journal_of(out)
-        next_row = partial(is_longer, out, len(before))
-        with script(out) as running:
-            if draw.random() < 0.5:
-                assert wait_for(lambda: next_row() or running.process.poll() is not None)  # noqa: B023
-            # The first at once: a fast machine makes every trial in a second.
-            time.sleep(draw.uniform(0.0, 1.0) if stopped else 0.0)
-            if stop == signal.SIGINT:
-                with suppress(ProcessLookupError):  # it has made every trial
-                    os.killpg(running.process.pid, stop)
-            else:
-                running.process.send_signal(stop)
-            running.process.wait(timeout=30)
-            code, _, error = running.end()
-        if code == 0:
-            break  # a fast machine has made every trial by now
-        stopped += 1
-        assert "Traceback" not in error or stop == signal.SIGKILL
-        assert journal_of(out)[: len(before)] == before
-        if stop == signal.SIGKILL:
-            assert code == -stop
-        elif code == -signal.SIGTERM:  # Python was ending already, and has no handler then
-            assert found(out) == undisturbed
-        else:  # by SIGINT itself, when an interrupt of either kind came into `exec` (a dataclass)
-            assert code in (130, -signal.SIGINT)
-            # one that came before any row may find no table: those before it were killed
-            assert journal_of(out) == before or len(found(out)) == len(journal_of(out))
-    assert stopped
-    assert not evaluate(make_spec(), out, report=quiet).failures
-    assert found(out) == undisturbed
-    assert not [path.name for path in out.rglob(".*") if path.name != ".lock"]
 
 
 def test_a_folder_has_one_evaluation_at_a_time(tmp_path: Path) -> None:
@@ -260,9 +199,9 @@ def test_a_policy_that_is_replaced_meanwhile_is_not_used(tmp_path: Path) -> None
     assert not evaluate(spec, out, jobs=2, report=replace).failures
     assert json.loads((out / "settings.json").read_text())["policy"] == spec.policy.digest
     evaluate(spec, tmp_path / "before", report=quiet)
-    assert found(out) == found(tmp_path / "before")
+    assert trials_of(out) == trials_of(tmp_path / "before")
     other, _ = spec_of(config)
     evaluate(other, tmp_path / "after", report=quiet)
-    assert found(out) != found(tmp_path / "after")
+    assert trials_of(out) != trials_of(tmp_path / "after")
     with pytest.raises(EvaluationError, match="out: holds an evaluation that differs in policy; give"):
         evaluate(other, out, report=quiet)

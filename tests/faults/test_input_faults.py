@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from hypothesis import strategies as st
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from envs.cluster.cluster import Cluster
+from envs.cluster.files import cluster_from_json, cluster_to_json
 from envs.placements.files import placement_from_json
 from envs.placements.placement import PlacementError
+from graphs.io.graph_files import graph_from_json, graph_to_json
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.errors import InputError
 from tests.envs.random_problems import problems
@@ -28,7 +31,9 @@ from tests.faults.input_cases import (
     CLUSTER,
     GRAPH,
     PLACEMENT,
+    RECORDS,
     many_devices,
+    mutated,
     odd_clusters,
     odd_graphs,
     read_mutation,
@@ -81,6 +86,23 @@ def test_random_structures_of_all_scales_are_placed(
     )
     cluster = replace(cluster, latency_s=cluster.latency_s * of_gap, op_gap_s=cluster.op_gap_s * of_gap)
     use(graph, cluster, policy, ("single", "heft", "m-etf", "annealing", "policy", "policy-refine"))
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(sorted(RECORDS)), st.integers(0, 2**32))
+def test_no_changed_record_crashes_its_reader(name: str, seed: int) -> None:
+    """What is read is written and read again as it is."""
+    changed, again = mutated(RECORDS[name], np.random.default_rng(seed)), "again"
+    with suppress(InputError):
+        if name == "graph":
+            written = graph_to_json(graph_from_json(changed, "here"))
+            assert graph_to_json(graph_from_json(written, again)) == written
+        elif name == "cluster":
+            written = cluster_to_json(cluster_from_json(changed, "here"))
+            assert cluster_to_json(cluster_from_json(written, again)) == written
+        else:
+            graph, cluster = graph_from_json(GRAPH, "graph"), cluster_from_json(CLUSTER, "cluster")
+            placement_from_json(changed, "here").resolve(graph, cluster)
 
 
 @pytest.mark.parametrize("first", range(0, MUTATIONS, 50))

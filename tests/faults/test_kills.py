@@ -85,9 +85,10 @@ def test_a_training_survives_a_signal_in_each_phase(here: Path, phase: str, numb
     assert rows_of(here / "runs" / name) == rows_of(here / "runs" / "whole")
 
 
-def evaluate(folder: Path, out: str) -> Command:
-    words = f"--graphs graphs.jsonl --policy runs/whole --include-seen --budget 400 --seeds 2 --out {out}"
-    return Command(EVALUATE, [*words.split(), "--placers", "single", "heft", "annealing", "policy"], folder)
+def evaluate(folder: Path, out: str, jobs: int = 1) -> Command:
+    words = "--graphs graphs.jsonl --policy runs/whole --include-seen --budget 400 --seeds 2"
+    words += f" --jobs {jobs} --out {out} --placers single heft annealing policy"
+    return Command(EVALUATE, words.split(), folder)
 
 
 def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
@@ -98,11 +99,11 @@ def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
     for number in range(2):
         out = f"disturbed-{number}"
         for _ in range(KILLS_PER_RUN):
-            command = evaluate(here, out)
+            command = evaluate(here, out, jobs=number + 1)
             disturbed += 1
             if disturb(command, draw.choice(DRAWN), draw.uniform(0.0, 1.0)):
                 break
-        last = evaluate(here, out)
+        last = evaluate(here, out, jobs=number + 1)
         assert last.wait() == 0, last.output
         assert trials_of(here / out) == trials_of(here / "whole")
         journal = (here / out / "journal.jsonl").read_text().splitlines()

@@ -75,19 +75,6 @@ def test_a_run_is_where_it_was_put(place: Path, put: Callable[[Path, Path], obje
     assert [row["training/iteration"] for row in outcome(other)[0]] == [*range(8)]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = begin("whole", updates=7)
-    killed = begin("killed", updates=2)
-    shutil.rmtree(killed / "checkpoints")
-    (killed / "result.json").unlink()
-    capsys.readouterr()
-    resume("killed")
-    assert "the training starts from the beginning" in capsys.readouterr().err
-    assert outcome(killed) == outcome(whole)
-
-
 def test_a_run_that_goes_on_is_not_done_until_it_ends(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begin("run")
 

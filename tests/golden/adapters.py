@@ -27,7 +27,7 @@ from envs.cluster.presets import get_cluster
 from envs.objective import PIPELINE, STEP, PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.stages import stages_of
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
@@ -107,7 +107,7 @@ def play(problems: Sequence[Problem], cases: Sequence[tuple[int, str]], **settin
         cases: index of the problem and name of the order of each episode.
         settings: `mdp`, `mask` and `memory_penalty`.
     """
-    batch = EpisodeBatch(problems, len(cases), orders=[order for _, order in cases], **settings)
+    batch = EpisodeBatch(problems, len(cases), EpisodeSettings([order for _, order in cases], **settings))
     draws = [np.random.default_rng([7, number]) for number in range(len(cases))]
 
     def begin(number: int) -> None:

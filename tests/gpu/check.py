@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.gpu.parts import FAILED, OK, ROOT, SKIPPED, Row
+from tests.gpu.parts import ROOT
+from tests.gpu.rows import FAILED, OK, SKIPPED, Row
 
 TOTAL_S = 470.0
 """Seconds for all parts. A part whose own limit is more than what is left of them gets what is left."""

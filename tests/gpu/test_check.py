@@ -20,10 +20,10 @@ from agent.calibration import quick
 from envs.cluster.cluster import Cluster
 from graphs.capture.capture import capture
 from tests.agent.placement_cases import make_cluster
-from tests.gpu import check, parts
+from tests.gpu import check, model_steps, parts
 from tests.gpu.check import Settings
 from tests.gpu.models import MODELS
-from tests.gpu.parts import FAILED, OK, SKIPPED, Row
+from tests.gpu.rows import FAILED, OK, SKIPPED, Row
 from tests.gpu.two_on_one import TwoOnOne
 
 MISSING = ("gymnasium", "stable_baselines3", "sb3_contrib", "ortools", "pymetis")
@@ -124,7 +124,7 @@ def test_steps_of_models_are_predicted_and_measured(own_cluster: None) -> None:
         "broken": broken,
     }
     models["linear"] = partial(with_loss, models["linear"])
-    rows = list(parts.compare_models("cpu", 100.0, models))
+    rows = list(model_steps.compare_models("cpu", 100.0, models))
     assert [row.state for row in rows] == [OK] * 4 + [FAILED] * 4 + [OK]
     assert [row.name for row in rows[:2]] == ["linear, training, fp32", "linear, training, amp-bf16"]
     assert all((row.predicted_s or 0) > 0 and (row.measured_s or 0) > 0 for row in rows[:4])
@@ -144,7 +144,7 @@ class Sum(nn.Module):
 
 
 def test_a_model_for_which_no_time_is_left_is_said(own_cluster: None) -> None:
-    rows = list(parts.compare_models("cpu", -1.0, {"linear": broken}))
+    rows = list(model_steps.compare_models("cpu", -1.0, {"linear": broken}))
     assert {row.note for row in rows} == {"no time was left"}
 
 

@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def captured() -> OpGraph:
-    return capture(Model(), (torch.zeros(4, dtype=torch.int64),), name="model", family="test")
+    return capture(Model(), (torch.zeros(4, dtype=torch.int64),), name="model")
 
 
 def units(graph: OpGraph) -> list[set[str]]:
@@ -98,7 +98,7 @@ def module_of(graph: OpGraph, kind: str, phase: str) -> list[str]:
 
 
 def test_an_op_that_serves_one_expert_belongs_to_it() -> None:
-    graph = with_granularity(capture(Experts(), (torch.ones(8, 4),), name="moe", family="test"), "module")
+    graph = with_granularity(capture(Experts(), (torch.ones(8, 4),), name="moe"), "module")
     experts = [f"experts.{i}" for i in range(3)]
     assert module_of(graph, "aten.topk", "forward") == experts
     assert module_of(graph, "aten.index", "forward") == experts  # what an expert reads
@@ -144,7 +144,7 @@ def test_a_model_without_blocks_has_its_submodules_as_layers() -> None:
     module = nn.Sequential()
     module.add_module("first", nn.Linear(4, 8))
     module.add_module("second", nn.Linear(8, 2))
-    graph = with_granularity(capture(module, (torch.ones(2, 4),), name="two", family="test"), "layer")
+    graph = with_granularity(capture(module, (torch.ones(2, 4),), name="two"), "layer")
     assert len(graph.units) == 2
     assert unit_of(graph, "first", "forward").isdisjoint(unit_of(graph, "second", "forward"))
 
@@ -172,9 +172,7 @@ class Affine(nn.Module):
 
 
 def test_an_update_goes_back_to_its_own_parameter_of_several() -> None:
-    graph = capture(
-        nn.Sequential(Affine(), nn.Linear(8, 8)), (torch.zeros(4, 8),), name="affine", family="test"
-    )
+    graph = capture(nn.Sequential(Affine(), nn.Linear(8, 8)), (torch.zeros(4, 8),), name="affine")
     found = graph_by_op(with_granularity(graph, "module"))
     assert found
     assert found.unit_of.tolist() == graph.unit_of.tolist()

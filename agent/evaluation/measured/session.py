@@ -159,7 +159,8 @@ class MeasuringSession:
             single = [pair for pair in found if pair[0].placer == "single"]
             with self._measurements(cluster) as measurements:
                 if adapts and found:
-                    found = adapted(Problem(graph, cluster), found, measurements, most, tell)
+                    problem = answers.spec.objective(graph, cluster).problem
+                    found = adapted(problem, found, measurements, most, tell)
                 chosen = found[:most]
                 chosen += [pair for pair in single if pair[0] not in [trial for trial, _ in chosen]]
                 measured = list(_measured_rows(chosen, measurements, tell))
@@ -173,10 +174,8 @@ class MeasuringSession:
         """Simulates and measures varied placements on every cluster; writes `fidelity.csv`."""
         rows: list[FidelityRow] = []
         for cluster in spec.clusters:
-            problem, tell = (
-                Problem(self._graph(spec), cluster),
-                partial(report, f"placements on {cluster.name}"),
-            )
+            problem = spec.objective(self._graph(spec), cluster).problem
+            tell = partial(report, f"placements on {cluster.name}")
             with self._measurements(cluster) as measurements:
                 rows += measure_fidelity(problem, measurements, count, spec.granularity, tell)
         write_rows(self._folder / "fidelity.csv", FidelityRow, rows)

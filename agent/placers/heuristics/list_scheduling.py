@@ -67,19 +67,6 @@ def upward_rank_order(problem: Problem) -> IntArray:
         Program indices of all ops but parameters and inputs, int (n_running,).
     """
     graph = problem.graph
-    rank = b_level(graph, problem.op_seconds.mean(axis=1), mean_transfer_seconds(problem))
+    rank = b_level(graph, problem.op_seconds.mean(axis=1), problem.mean_transfer_s)
     running = np.flatnonzero(~graph.is_source)
     return running[np.argsort(-rank[running], kind="stable")]
-
-
-def mean_transfer_seconds(problem: Problem) -> FloatArray:
-    """Computes the seconds of each tensor's transfer, on average over all pairs of devices, (n_tensors,)."""
-    pairs = ~np.eye(problem.n_devices, dtype=bool)
-    if not pairs.any():
-        return np.zeros(problem.graph.n_tensors)
-    arrays = problem.arrays
-    seconds_per_byte = float((1.0 / arrays.bandwidth[pairs]).mean())
-    n_half_s = float((arrays.n_half[pairs] / arrays.bandwidth[pairs]).mean())
-    latency_s = n_half_s + float(arrays.latency[pairs].mean())
-    seconds: FloatArray = problem.graph.tensor_bytes * seconds_per_byte + latency_s
-    return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.heuristics.list_scheduling import mean_transfer_seconds, place_earliest_start
+from agent.placers.heuristics.list_scheduling import place_earliest_start
 from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
 
@@ -55,7 +55,7 @@ def _edges(problem: Problem) -> tuple[IntArray, FloatArray]:
     producer, consumer = graph.tensor_producer[tensor], graph.consumers.items
     runs = ~graph.is_source[producer] & ~graph.is_source[consumer]
     keys, index = np.unique(producer[runs] * graph.n_ops + consumer[runs], return_inverse=True)
-    seconds = np.bincount(index, mean_transfer_seconds(problem)[tensor[runs]], minlength=len(keys))
+    seconds = np.bincount(index, problem.mean_transfer_s[tensor[runs]], minlength=len(keys))
     return np.stack([keys // graph.n_ops, keys % graph.n_ops], axis=1), seconds.astype(np.float64)
 
 

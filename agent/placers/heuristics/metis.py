@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
 from agent.placers.heuristics.single import single
 from agent.placers.units import unit_seconds
 from envs.problem import Problem
@@ -62,7 +61,7 @@ def metis(search: SearchState, rng: np.random.Generator) -> None:
 def _unit_graph(problem: Problem) -> _UnitGraph:
     """Lays out the units and the seconds that tensors between two of them take on an average link."""
     graph, n_units = problem.graph, len(problem.graph.units)
-    seconds = mean_transfer_seconds(problem)
+    seconds = problem.mean_transfer_s
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
     source, target = graph.unit_of[graph.tensor_producer[tensor]], graph.unit_of[graph.consumers.items]
     between = source != target

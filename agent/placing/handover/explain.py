@@ -141,7 +141,7 @@ def without_copies(problem: Problem) -> Problem:
         transfer_gap_s=0.0,
         copies="stream",
     )
-    return Problem(problem.graph, cluster, problem.op_seconds)
+    return replace(problem, cluster=cluster, seconds=problem.op_seconds)
 
 
 def balanced_s(problem: Problem) -> float:

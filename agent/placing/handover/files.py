@@ -142,6 +142,5 @@ def _search_by_op(problem: Problem) -> float | None:
     by_op = graph_by_op(problem.graph)
     if by_op is None:
         return None
-    finer = Problem(by_op, problem.cluster)
-    found = PLACERS["refine"].place(finer, Budget(EVALUATIONS), np.random.default_rng(0))
+    found = PLACERS["refine"].place(problem.with_graph(by_op), Budget(EVALUATIONS), np.random.default_rng(0))
     return found.step_time.total_s if found.feasible else math.inf

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.policy.decoding import decode_many
+from agent.policy.decoding import Samples, decode_many
 from agent.policy.policy import Policy
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
@@ -69,7 +69,7 @@ def own_placements(
     """Places every problem once by a policy, sampling each device; leaves out placements that are out of
     memory.
     """
-    placements = decode_many(policy, problems, order, n_samples=1, rng=rng, greedy=False)
+    placements = decode_many(policy, problems, order, Samples(1, greedy=False), rng)
 
     def judge(index: int) -> Demonstration | None:
         problem, device_of = problems[index], placements[index][0]

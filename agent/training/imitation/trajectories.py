@@ -13,7 +13,7 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.recording import Recording, record
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.placement.masks import Mask
 from envs.placement.observation.features import COLUMN
 from envs.placement.state import MEAN_OP_S, mdp_arrays
@@ -59,7 +59,7 @@ def replay_demonstrations(
     Leaves out those that take a device whose memory the episode takes to be full.
     """
     rng = np.random.default_rng(seed)
-    batch = EpisodeBatch(problems, 1, orders=orders, **episode_arguments(mdp_config))
+    batch = EpisodeBatch(problems, 1, EpisodeSettings(orders, **episode_arguments(mdp_config)))
     trajectories = (replay(batch, each, rng) for each in demonstrations)
     return [trajectory for trajectory in trajectories if trajectory is not None]
 
@@ -79,7 +79,7 @@ def improvement_trajectories(
         should_stop: looked at between two; the first is made in any case.
     """
     rng = np.random.default_rng(seed)
-    batch = EpisodeBatch(problems, 1, orders=orders, **episode_arguments(mdp_config))
+    batch = EpisodeBatch(problems, 1, EpisodeSettings(orders, **episode_arguments(mdp_config)))
     trajectories: list[Trajectory] = []
     for index in list(range(len(problems))) * repeats:
         if trajectories and should_stop():

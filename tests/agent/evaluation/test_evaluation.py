@@ -91,12 +91,6 @@ def test_interrupted_evaluation_goes_on_and_keeps_its_rows(tmp_path):
     assert [row["wall_s"] for row in rows_of(tmp_path)[:2]] == [row["wall_s"] for row in before]
 
 
-def test_processes_find_what_one_process_finds(tmp_path):
-    alone = evaluate(small_spec(), tmp_path / "x", report=quiet).trials
-    shared = evaluate(small_spec(), tmp_path / "y", jobs=2, report=quiet).trials
-    assert [(t.key, t.step_time_s) for t in alone] == [(t.key, t.step_time_s) for t in shared]
-
-
 def test_answers_are_the_same_in_memory_and_in_files(tmp_path, monkeypatch):
     spec = small_spec()
     found = evaluate(spec, tmp_path, report=quiet)

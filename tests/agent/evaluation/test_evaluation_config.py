@@ -5,8 +5,8 @@ import pytest
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
 from agent.placers.base import Budget, names_of
-from agent.placing.policies import open_policy
 from agent.placing.request import BUDGET, Request
+from agent.placing.trial_runner import open_policy
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import get_cluster, uniform
 from graphs.capture.user_model import SourceError

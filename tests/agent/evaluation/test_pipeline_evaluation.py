@@ -87,31 +87,3 @@ def test_report_draws_the_pipeline_from_memory_and_from_files(graph_file: Path, 
     assert (tmp_path / "report.html").read_text() == page
     assert "pipeline of gpt-00 on 4xv100 by refine" in page
     assert "% bubble" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--pipeline", "2f2b"],
-            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
-        ),
-        (["--pipeline", "1f1b", "--microbatches", "0"], "microbatches"),
-        (
-            ["--pipeline", "1f1b", "--placers", "heft"],
-            "placer 'heft' places one batch at a time, no pipelines; use single, annealing",
-        ),
-        (
-            ["--pipeline", "1f1b", "--cluster", "8xa100"],
-            "shares links by 'egress', which pipelines do not simulate",
-        ),
-        (["--pipeline", "interleaved-1f1b:400"], "needs 400 stages on a device, but"),
-    ],
-)
-def test_bad_pipelines_are_one_line(
-    graph_file: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--graphs", str(graph_file), "--budget", "2", "--out", str(tmp_path / "out"), *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

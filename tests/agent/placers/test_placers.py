@@ -13,6 +13,7 @@ from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
 from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.units import units_by_layer
+from agent.policy.serialization import read_policy
 from envs.cluster.presets import get_cluster
 from envs.objective import OVER_BYTES
 from envs.placements.placement import check_placement
@@ -23,16 +24,18 @@ from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
-ALL = sorted(names_of("step", learned=False))
+ALL, EVERY = sorted(names_of("step", learned=False)), sorted(names_of("step"))
+POLICY = read_policy("pretrained").compiled()
 CASES = [Problem(training_graph(3, 2), make_cluster(2)), *(random_problem(seed) for seed in range(4))]
 
 
 def place(name, problem, evaluations=200, seed=0):
-    return PLACERS[name].place(problem, Budget(evaluations), np.random.default_rng(seed))
+    placer = PLACERS[name].with_policy(POLICY, "topo") if PLACERS[name].is_learned else PLACERS[name]
+    return placer.place(problem, Budget(evaluations), np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.graph.name)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_placement_is_valid_and_timed_by_the_simulator(name, problem):
     found = place(name, problem)
     check_placement(problem.graph, problem.cluster, found.placement)
@@ -42,7 +45,7 @@ def test_placement_is_valid_and_timed_by_the_simulator(name, problem):
 
 
 @pytest.mark.parametrize("evaluations", [1, 2, 7, 65, 200])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_budget_of_evaluations_is_kept(name, evaluations):
     assert 1 <= place(name, CASES[0], evaluations).evaluations <= evaluations
 
@@ -62,7 +65,7 @@ def test_budget_of_seconds_ends_a_run_by_its_own_clock(name):
     assert budget.shared(2).clock is budget.clock
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_same_seed_same_placement(name):
     first, second = (place(name, CASES[1], seed=3).placement.device_of for _ in range(2))
     assert (first == second).all()
@@ -80,14 +83,14 @@ def test_a_model_too_big_for_one_device_is_spread(name):
     assert place(name, tight).feasible
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_model_that_fits_nowhere_is_infeasible(name):
     found = place(name, Problem(training_graph(4, 3), make_cluster(2, memory_bytes=3 * GB)))
     assert not found.feasible
     assert not found.step_time.fits
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_one_device_leaves_no_choice(name):
     problem = random_problem(5, n_devices=1)
     assert (place(name, problem).placement.device_of == 0).all()

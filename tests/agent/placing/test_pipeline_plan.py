@@ -12,42 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent import Pipeline, PipelinePlan, place
+from agent import PipelinePlan, place
 from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
 from agent.placers.base import PLACERS, Budget
 from agent.placing.handover.pipeline import pipeline_advice
-from agent.placing.request import counts_to_try
-from envs.cluster.presets import get_cluster
 from envs.objective import PipelineObjective
-from envs.pipeline.pipeline import CHOSEN_FROM
-from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
-from graphs.capture.structures import split_batch
-from graphs.dataset import load_family
 from graphs.system.numbers import four_digits
-
-GRAPH = load_family("gpt")[0]
-PIPELINE = Pipeline("1f1b", 8)
-CLUSTER = get_cluster("4xv100:2")
-
-
-class Classifier(nn.Module):
-    """A perceptron that returns the loss of its labels, as the models of transformers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-
-    def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.layers(features)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def make() -> tuple[nn.Module, dict[str, Tensor]]:
-    """Makes a model and a batch of 12, for `--model`."""
-    return Classifier(), {"features": torch.zeros(12, 8), "labels": torch.zeros(12, dtype=torch.long)}
+from tests.agent.placing.pipeline_cases import CLUSTER, GRAPH, PIPELINE, Classifier, make
 
 
 def make_wide() -> tuple[nn.Module, Tensor]:
@@ -184,7 +158,7 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
         "--budget",
         "40",
     ]
-    model = ["--model", f"{__name__}:make", "--split", "6"]
+    model = ["--model", f"{make.__module__}:make", "--split", "6"]
     assert main([*model, *words, "--out", str(tmp_path)]) == 0
     with (tmp_path / "results.csv").open() as file:
         (row,) = csv.DictReader(file)
@@ -194,51 +168,6 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
     halves = {key: value[:2] for key, value in make()[1].items()}
     assert found.graph.n_ops == place(make()[0], halves, name="make", pipeline="gpipe", budget=1).graph.n_ops
     assert found.graph.flops.sum() == place(make()[0], halves, pipeline="gpipe", budget=1).graph.flops.sum()
-
-
-def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp_path: Path) -> None:
-    each = {
-        (schedule, count): place(*make(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
-        for count in counts_to_try(12, 2)
-        for schedule in CHOSEN_FROM
-    }
-    best = min(each, key=lambda key: each[key].step_time.total_s)
-    found = place(*make(), cluster=CLUSTER, pipeline="auto", split="auto", budget=5 * len(each))
-    assert (found.pipeline.schedule, found.pipeline.microbatches) == best
-    assert found.step_time.total_s == each[best].step_time.total_s
-    assert found.evaluations == sum(plan.evaluations for plan in each.values())
-    assert f"chosen from: {best[0]} with {best[1]} microbatches: " in found.explain()
-    words = ["--model", f"{__name__}:make", "--cluster", "4xv100:2", "--pipeline", "auto", "--split", "auto"]
-    words += ["--placers", "equal-time", "--budget", f"{5 * len(each)}"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
-    with (tmp_path / "results.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert (row["pipeline"], int(row["microbatches"])) == best
-
-
-def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
-    wanted = Pipeline("auto", 8, may_recompute=False)
-    free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
-    peak = free.step_time.peak_bytes.max()
-    devices = tuple(replace(each, memory_bytes=0.6 * peak) for each in CLUSTER.devices)
-    small = replace(CLUSTER, devices=devices)
-    found = place(GRAPH, cluster=small, pipeline=wanted, placer="equal-time")
-    assert found.step_time.fits
-    assert found.step_time.total_s > free.step_time.total_s
-    out = [line for line in found.tried if line.endswith("ms, out of memory")]
-    shortest_ms = min(float(line.split()[-5]) for line in out)
-    assert free.step_time.total_s < 1e-3 * shortest_ms < found.step_time.total_s
-
-
-def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
-    batches = {12: [2, 3, 4, 6, 12], 64: [2, 4, 8, 16, 32], 7: [1, 7], 3000: [5, 6, 8, 10, 12]}
-    for batch, counts in batches.items():
-        assert counts_to_try(batch, 2) == counts
-
-
-def test_a_schedule_that_was_not_chosen_is_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^schedule 'auto' is chosen by place and evaluate\.py alone; use"):
-        PipelinedProblem(Problem(GRAPH, CLUSTER), Pipeline("auto"))
 
 
 def test_a_plan_of_a_pipeline_runs() -> None:
@@ -252,52 +181,6 @@ def test_a_plan_of_a_pipeline_runs() -> None:
         found = float(runner.step(batch))
     assert len(set(plan.placement.device_of.tolist())) == 2
     assert found == pytest.approx(float(module(**batch)["loss"].detach()), rel=1e-5)
-
-
-def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
-    batch = {
-        "ids": torch.arange(12).view(6, 2),
-        "mask": torch.ones(2, 2),
-        "labels": [torch.arange(6), "text"],
-    }
-    parts = split_batch(batch, 3)
-    assert len(parts) == 3
-    assert torch.equal(torch.cat([part["ids"] for part in parts]), batch["ids"])
-    assert all(part["mask"] is batch["mask"] and part["labels"][1] == "text" for part in parts)
-    assert [part["labels"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
-    (first, second) = split_batch(torch.zeros(3, 4), 2, dim=1)
-    assert [part[0].shape for part in (first, second)] == [(3, 2), (3, 2)]
-
-
-TOKENS, POSITIONS, OFFSETS = torch.arange(48).reshape(8, 6), torch.zeros(1, 6), torch.tensor([0, 2, 3, 8])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "settings", "cut"),
-    [
-        ((POSITIONS, TOKENS), {}, [None, TOKENS[:4]]),
-        ((torch.zeros(6), TOKENS, TOKENS), {}, [None, TOKENS[:4], TOKENS[:4]]),
-        ((torch.zeros(32), TOKENS), {}, [None, TOKENS[:4]]),  # has fewer dimensions
-        ((torch.zeros(7, 9), torch.zeros(5, 9), TOKENS), {}, [None, None, TOKENS[:4]]),  # 2 divides neither
-        ({"a": TOKENS[:6], "b": TOKENS[2:]}, {"names": ["b"]}, [None, TOKENS[2:5]]),
-        ((torch.zeros(6, 6), TOKENS), {"names": [1]}, [None, TOKENS[:4]]),
-        ((torch.zeros(8), torch.zeros(8)), {"names": ["1"]}, [None, torch.zeros(4)]),
-        ((TOKENS, torch.tensor([0, 1, 4, 6, 8])), {}, [TOKENS[:4], torch.tensor([0, 1, 4])]),
-        ((TOKENS, OFFSETS), {}, [TOKENS[:4], None]),  # a document lies in both microbatches
-        ((TOKENS, torch.tensor([0, 5, 4, 6, 8])), {}, [TOKENS[:4], None]),
-        ((TOKENS, torch.tensor([0, 4, 8], device="meta")), {}, [TOKENS[:4], None]),
-    ],
-)
-def test_a_batch_is_cut_where_it_is(
-    inputs: object, settings: dict[str, object], cut: list[Tensor | None]
-) -> None:
-    lines: list[str] = []
-    found = split_batch(inputs, 2, **settings, notify=lines.append)[0]  # type: ignore[arg-type]
-    found, given = (list(each.values()) if isinstance(each, dict) else each for each in (found, inputs))
-    for tensor, whole, expected in zip(found, given, cut, strict=True):
-        assert tensor is whole if expected is None else tensor.equal(expected)
-    uncut = [list(whole.shape) for whole, expected in zip(given, cut, strict=True) if expected is None]
-    assert [all(f"{shape}" in line for shape in uncut) for line in lines] == [True] * bool(uncut)
 
 
 class Packed(nn.Module):
@@ -377,82 +260,3 @@ def test_stages_of_sources_and_updates_are_said_to_be_ignored(
     (tmp_path / "mine.json").write_text(json.dumps(saved))
     read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
     assert f"stages of 1 parameters, inputs and updates, such as '{source}', are" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("count", ["1001", "0", "1" * 5000])
-def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
-    with pytest.raises(ValueError, match="is no number of stages; use ") as raised:
-        Pipeline(f"interleaved-1f1b:{count}")
-    assert len(str(raised.value)) < 300
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"pipeline": "2f2b"},
-            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
-        ),
-        (
-            {"pipeline": "1f1b", "placer": "heft"},
-            "placer 'heft' places one batch at a time, no pipelines; use single, annealing, ",
-        ),
-        ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
-        (
-            {"pipeline": "1f1b", "cluster": "8xa100"},
-            "shares links by 'egress', which pipelines do not simulate",
-        ),
-        (
-            {"pipeline": "interleaved-1f1b:99"},
-            "needs 99 stages on a device, but graph 'Classifier' can be cut",
-        ),
-        ({"pipeline": "1f1b", "split": 0}, "0 microbatches; a step has at least 1 and at most"),
-        ({"pipeline": "1f1b", "split": 5}, "a batch of 12 in dimension 0 cannot be split into 5 equal micro"),
-        ({"pipeline": "1f1b", "split": 2, "batch_dim": 3}, "no input has a dimension 3"),
-        ({"pipeline": PIPELINE, "split": 2}, "split is 2, but the pipeline has 8 microbatches; give one"),
-        ({"pipeline": PIPELINE, "split": "auto"}, "split is auto, but the pipeline has 8 microbatches; give"),
-        ({"pipeline": "1f1b", "split": "many"}, "split is 'many'; give a number of microbatches, or auto"),
-        ({"pipeline": "auto", "split": "auto", "batch_dim": 2}, "no input has a dimension 2 that could be"),
-        ({"pipeline": "1f1b", "split": 2, "split_inputs": ["x"]}, "no input is 'x'; the inputs are features"),
-        ({"split": 2}, "split makes the microbatches of a pipeline; give a pipeline's schedule too"),
-    ],
-)
-def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as raised:
-        place(*make(), **{"cluster": CLUSTER} | settings)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
-        (["--split", "2"], "split makes the microbatches of a pipeline"),
-        (
-            ["--pipeline", "1f1b", "--split", "2", "--split-inputs", "x"],
-            "no input is 'x'; the inputs are fea",
-        ),
-        (["--pipeline", "1f1b", "--split-inputs", "x"], "say what --split cuts; give --split"),
-        (["--microbatches", "2"], "microbatches are those of a pipeline; give its schedule too"),
-        (
-            ["--pipeline", "1f1b", "--batch-dim", "1"],
-            "--batch-dim and --split-inputs say what --split cuts; give --split",
-        ),
-        (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
-        (["--split", "0", "--pipeline", "1f1b"], "0 microbatches; a step has at least 1 and at most"),
-        (
-            ["--pipeline", "auto", "--families", "gpt"],
-            "auto chooses for one graph on one cluster, not for 15 graphs",
-        ),
-        (["--split", "4x", "--pipeline", "1f1b"], "split is '4x'; give a number of microbatches, or auto"),
-        (["--split", "auto"], "split makes the microbatches of a pipeline"),
-    ],
-)
-def test_wrong_flags_are_one_line(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = ["--model", f"{__name__}:make", "--cluster", "4xv100", "--out", str(tmp_path / "out")]
-    assert main([*model, *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -207,8 +207,3 @@ def test_agent_has_a_front_door_that_opens_lazily():
         AttributeError, match=r"no attribute 'plce'; it has .*, Plan, list_instances, load_instance, place"
     ):
         agent.plce  # noqa: B018
-
-
-def test_the_same_seed_gives_the_same_plan():
-    first, second = (place(GRAPH, placer="annealing", budget=100, seed=3) for _ in range(2))
-    assert np.array_equal(first.placement.device_of, second.placement.device_of)

@@ -10,7 +10,7 @@ from agent.evaluation.config import EvaluationConfig
 from agent.evaluation.inputs import make_spec
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, PlacerError
-from agent.placing.policies import make_placer, open_policy
+from agent.placing.trial_runner import make_placer, open_policy
 from agent.policy import serialization
 from graphs.io.graph_files import write_graphs
 from tests.agent.placement_cases import training_graph
@@ -37,18 +37,18 @@ def test_an_evaluation_reads_the_policy_once_and_makes_it_once(tmp_path, monkeyp
 def test_another_process_gets_the_same_bytes_and_makes_its_own_policy():
     opened = open_policy("pretrained")
     sent = pickle.dumps(opened)
-    assert len(sent) < 2 * len(opened.stored._weights)
+    assert len(sent) < 2 * len(opened._weights)
     arrived = pickle.loads(sent)
-    assert "policy" not in vars(arrived)
+    assert "actor" not in vars(arrived)
     assert arrived.digest == opened.digest
-    weights, others = opened.policy.weights, arrived.policy.weights
+    weights, others = opened.actor.weights, arrived.actor.weights
     assert weights.keys() == others.keys()
     assert all((weights[name] == others[name]).all() for name in weights)
 
 
 def test_placing_with_a_policy_loads_no_torch():
     code = (
-        "import sys; import numpy as np; from agent.placing.policies import make_placer, open_policy; "
+        "import sys; import numpy as np; from agent.placing.trial_runner import make_placer, open_policy; "
         "from agent.placers.base import Budget; from envs.cluster.presets import get_cluster; "
         "from envs.problem import Problem; from graphs.dataset import load_family; "
         "problem = Problem(load_family('cifar10')[0], get_cluster('2xk80')); "

@@ -29,7 +29,7 @@ from dataclasses import replace
 import numpy as np
 from envs.placements.placement import Placement
 from numba.core.caching import FunctionCache
-from agent.placing.policies import open_policy
+from agent.placing.trial_runner import open_policy
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.worker import Worker
 from agent.placers.base import Budget

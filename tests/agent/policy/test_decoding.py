@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.policy.decoding import decode, decode_many
+from agent.policy.decoding import Samples, decode, decode_many
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
@@ -31,7 +31,7 @@ def policy() -> Policy:
 @pytest.mark.parametrize("n_samples", [0, 3])
 def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
     problem = random_problem(3)
-    placements = decode(policy, problem, n_samples=n_samples, mdp_config=MdpConfig(mdp))
+    placements = decode(policy, problem, samples=Samples(n_samples), mdp_config=MdpConfig(mdp))
     assert placements.shape == (1 + n_samples, problem.graph.n_ops)
     assert placements.dtype == np.int64
     for device_of in placements:
@@ -42,13 +42,13 @@ def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
 def test_the_same_generator_gives_the_same_placements(policy: Policy, n_samples: int) -> None:
     problem = random_problem(1)
     first, second = (
-        decode(policy, problem, n_samples=n_samples, rng=np.random.default_rng(7)) for _ in range(2)
+        decode(policy, problem, samples=Samples(n_samples), rng=np.random.default_rng(7)) for _ in range(2)
     )
     np.testing.assert_array_equal(first, second)
 
 
 def test_samples_differ(policy: Policy) -> None:
-    placements = decode(policy, random_problem(1), n_samples=8, greedy=False)
+    placements = decode(policy, random_problem(1), samples=Samples(8, greedy=False))
     assert len(placements) == 8
     assert len(np.unique(placements, axis=0)) > 1
 
@@ -56,7 +56,7 @@ def test_samples_differ(policy: Policy) -> None:
 @pytest.mark.parametrize("n_samples", [1, 80])
 def test_the_greedy_placement_comes_before_the_drawn_ones(policy: Policy, n_samples: int) -> None:
     problems = [random_problem(seed, n_ops=20 + 10 * seed) for seed in range(3)]
-    together = decode_many(policy, problems, n_samples=n_samples)
+    together = decode_many(policy, problems, samples=Samples(n_samples))
     for problem, placements in zip(problems, together, strict=True):
         assert placements.shape == (1 + n_samples, problem.graph.n_ops)
         np.testing.assert_array_equal(placements[:1], decode(policy, problem))
@@ -79,7 +79,7 @@ def test_the_embeddings_of_the_policy_stay(policy: Policy) -> None:
 def test_an_episode_without_memory_is_completed(policy: Policy) -> None:
     graph = training_graph(2, 2)
     tight = Problem(graph, make_cluster(2, memory_bytes=2.2e9))
-    placements = decode(policy, tight, n_samples=8, rng=np.random.default_rng(0))
+    placements = decode(policy, tight, samples=Samples(8), rng=np.random.default_rng(0))
     assert ((placements >= 0) & (placements < 2)).all()
 
 
@@ -90,7 +90,14 @@ def test_particles_give_valid_placements_and_the_same_for_the_same_generator(
 ) -> None:
     problem = random_problem(3)
     first, second = (
-        decode(policy, problem, order, 8, np.random.default_rng(5), resample=True, mdp_config=MdpConfig(mdp))
+        decode(
+            policy,
+            problem,
+            order,
+            Samples(8, resample=True),
+            np.random.default_rng(5),
+            mdp_config=MdpConfig(mdp),
+        )
         for _ in range(2)
     )
     np.testing.assert_array_equal(first, second)
@@ -102,7 +109,7 @@ def test_particles_give_valid_placements_and_the_same_for_the_same_generator(
 def test_the_first_particle_is_the_greedy_placement(policy: Policy) -> None:
     problems = [random_problem(seed, n_ops=30 + 10 * seed) for seed in range(7)]
     for n_samples in (0, 19):
-        together = decode_many(policy, problems, n_samples=n_samples, resample=True)
+        together = decode_many(policy, problems, samples=Samples(n_samples, resample=True))
         for problem, placements in zip(problems, together, strict=True):
             assert len(placements) == 1 + n_samples
             np.testing.assert_array_equal(placements[:1], decode(policy, problem))
@@ -113,8 +120,8 @@ def test_resampled_particles_are_faster_than_samples(policy: Policy) -> None:
         return float(np.mean([simulate_problem(problem, device_of).total_s for device_of in placements]))
 
     problems = [random_problem(seed, n_ops=80) for seed in range(5)]
-    alone = [mean_s(each, decode(policy, each, n_samples=31)) for each in problems]
-    resampled = decode_many(policy, problems, n_samples=31, resample=True)
+    alone = [mean_s(each, decode(policy, each, samples=Samples(31))) for each in problems]
+    resampled = decode_many(policy, problems, samples=Samples(31, resample=True))
     together = [mean_s(each, placements) for each, placements in zip(problems, resampled, strict=True)]
     ratios = np.array(together) / np.array(alone)
     assert ratios.mean() < 0.95
@@ -124,7 +131,7 @@ def test_a_particle_without_memory_goes_on_as_another(policy: Policy) -> None:
     """Two ops of 2 bytes after four of 1 on two devices of 4 bytes: episodes that put three together fail."""
     ops = [{"name": str(op), "flops": 1e9, "resident_bytes": float(size)} for op, size in enumerate("111122")]
     problem = Problem(build_graph("tight", "", ops, []), make_cluster(2, memory_bytes=4.0))
-    alone = decode(policy, problem, n_samples=40, greedy=False)
+    alone = decode(policy, problem, samples=Samples(40, greedy=False))
     assert not all(simulate_problem(problem, device_of).fits for device_of in alone)
-    resampled = decode(policy, problem, n_samples=39, resample=True)
+    resampled = decode(policy, problem, samples=Samples(39, resample=True))
     assert all(simulate_problem(problem, device_of).fits for device_of in resampled)

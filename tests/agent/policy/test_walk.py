@@ -13,7 +13,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
@@ -34,7 +34,7 @@ def compare(policy: Policy, problems: list[Problem], **arguments: object) -> int
     """Steps episodes, half of them drawing; compares logits and devices. Returns the decisions compared."""
     policy.set_problems(problems)
     n = 2 * len(problems)
-    batch = EpisodeBatch(problems, n, **arguments)  # type: ignore[arg-type]
+    batch = EpisodeBatch(problems, n, EpisodeSettings(**arguments))  # type: ignore[arg-type]
     rng, n_compared = np.random.default_rng(0), 0
     for episode in range(n):
         batch.begin(episode, episode % len(problems), 0, rng)

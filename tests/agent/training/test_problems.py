@@ -13,7 +13,7 @@ def test_problems_out_of_memory_are_left_out() -> None:
     ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
     huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
     small = chains(2, 2, "small")
-    problems: list[Problem] = problems_of([huge, small], ["2xk80", "4xh100"], SMALL)
+    problems: list[Problem] = problems_of([huge, small], ["2xk80", "4xh100"])
     assert [problem.graph.name for problem in problems] == ["small", "small"]
 
 

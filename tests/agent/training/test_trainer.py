@@ -13,16 +13,14 @@ import torch
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_policy
-from agent.training import checkpoints, inputs
 from agent.training import config as training_config
-from agent.training.checkpoints import Checkpoint, CheckpointError
+from agent.training import inputs
 from agent.training.clock import Clock, Elapsed
 from agent.training.config import ConfigError
 from agent.training.imitation.phases import OnPolicyImitation
 from agent.training.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tags_of
 from agent.training.problems import Split, problems_of
 from agent.training.trainer import train
-from envs.cluster.cluster import ClusterError
 from envs.problem import Problem
 from tests.agent.training.trainer_cases import SMALL, MemoryContext, chains, numbers
 
@@ -282,40 +280,11 @@ def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=256), context)
-    problem = problems_of(context.graphs.held_out, SMALL.cluster, SMALL)[0]
+    problem = problems_of(context.graphs.held_out, SMALL.cluster)[0]
     found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
     row = next(row for row in context.rows if SCORE in row)
     over_single = row["step_time/held_out_over_single"]
     assert row["step_time/held_out_over_annealing"] == pytest.approx(over_single * problem.scale_s / found)
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"cluster": ("9xz9",)}, ClusterError),
-        ({"encoder": "gnn"}, ConfigError),
-        ({"start": "annealing"}, ConfigError),
-        ({"order": ("sideways",)}, ValueError),
-        ({"device": "warp"}, ConfigError),
-        ({"init": "nowhere"}, ValueError),
-    ],
-)
-def test_wrong_names_are_found_before_anything_is_written(
-    tmp_path: Path, change: dict[str, object], error: type[Exception]
-) -> None:
-    context = MemoryContext(tmp_path)
-    with pytest.raises(error):
-        train(replace(SMALL, **change), context)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = MemoryContext(tmp_path)
-    monkeypatch.setattr(checkpoints, "FORMAT", "placewalk.checkpoint/1")
-    context.checkpoints.save(3, Checkpoint({"policy/x": torch.zeros(1)}, {"ppo": {}}))
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="of another version; start a new training under another name"):
-        train(SMALL, context)
 
 
 def test_a_policy_learns_from_randomized_clusters(tmp_path: Path) -> None:

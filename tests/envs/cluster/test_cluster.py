@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster, preset
 from graphs.system.json_files import FileFormatError, write_json_atomic
-from tests.json_values import JSON_VALUES
 
 DEVICE = {
     "name": "gpu0",
@@ -80,24 +76,14 @@ def test_rules_have_defaults() -> None:
 
 def test_the_rules_of_the_host_thread_arrive() -> None:
     links = {"bytes_per_s": 1e9, "latency_s": 0, "n_half_bytes": [[0, 1e4], [2e4, 0]]}
-    value = record(schedule="program", issue_s=5e-6, copies="eager", links=links)
-    cluster = cluster_from_json(value, "here")
-    assert (cluster.issue_s, cluster.copies) == (5e-6, "eager")
+    rules = {"schedule": "program", "issue_s": 5e-6, "issue_per": "step", "copies": "eager", "links": links}
+    cluster = cluster_from_json(with_device(overlap_slowdown=2.5) | rules, "here")
+    assert (cluster.issue_s, cluster.issue_per, cluster.copies) == (5e-6, "step", "eager")
     assert cluster.n_half_matrix.tolist() == [[0, 1e4], [2e4, 0]]
-    written = cluster_to_json(cluster)
-    assert (written["issue_s"], written["copies"]) == (5e-6, "eager")
-    assert written["links"]["n_half_bytes"] == [[0, 1e4], [2e4, 0]]
-    assert cluster_to_json(cluster_from_json(written, "again")) == written
-
-
-def test_copies_beside_ops_and_steps_issued_at_once_arrive() -> None:
-    rules = {"schedule": "program", "issue_s": 5e-6, "issue_per": "step"}
-    value = with_device(overlap_slowdown=2.5) | rules
-    cluster = cluster_from_json(value, "here")
     assert [device.overlap_slowdown for device in cluster.devices] == [1.0, 2.5]
-    assert cluster.issue_per == "step"
     written = cluster_to_json(cluster)
-    assert written["issue_per"] == "step"
+    assert {key: written[key] for key in ("issue_s", "issue_per", "copies")}.items() <= rules.items()
+    assert written["links"]["n_half_bytes"] == [[0, 1e4], [2e4, 0]]
     assert [device.get("overlap_slowdown") for device in written["devices"]] == [None, 2.5]
     assert cluster_to_json(cluster_from_json(written, "again")) == written
 
@@ -130,9 +116,7 @@ BAD_RECORDS = {
         with_device(flops_per_s=0),
         "device 1 .*flops_per_s is 0.0; use a number from 0.001 to 1e\\+24",
     ),
-    "negative memory": (with_device(memory_bytes=-1), "memory_bytes is -1.0; use a number from 1 to 1e\\+21"),
     "speed is a string": (with_device(bytes_per_s="fast"), "device 1: bytes_per_s: is a string"),
-    "speed is a boolean": (with_device(bytes_per_s=True), "device 1: bytes_per_s: is a boolean"),
     "speed is huge": (with_device(bytes_per_s=10**400), "device 1: bytes_per_s: is too large"),
     "negative launch": (with_device(launch_s=-1e-6), "launch_s is -1e-06; use 0, or from 1e-15 to 1e\\+09 s"),
     "too much memory": (with_device(memory_bytes=1e22), "memory_bytes is 1e\\+22; use a number from 1 to"),
@@ -161,7 +145,6 @@ BAD_RECORDS = {
         "device 1 .* overlap_slowdown is 0.9; use a number from 1 to 1000",
     ),
     "endless beside copies": (with_device(overlap_slowdown=1e4), "overlap_slowdown is 10000; use a number"),
-    "slowdown is a string": (with_device(overlap_slowdown="2"), "device 1: overlap_slowdown: is a string"),
     "eager under fifo": (record(copies="eager"), "copies is 'eager', but under schedule 'fifo' .* 'stream'"),
     "eager to all": (
         record(schedule="program", copies="eager"),
@@ -169,11 +152,9 @@ BAD_RECORDS = {
     ),
     "copies": (record(copies="lazy"), "copies is 'lazy'; use one of stream, eager"),
     "negative issue": (record(issue_s=-1), "issue_s is -1.0; use 0, or from 1e-15 to 1e\\+09 seconds"),
-    "negative n_half": (with_links(n_half_bytes=-1), "to 'gpu1': n_half_bytes is -1; use 0, or a size"),
     "endless n_half": (with_links(n_half_bytes=1e20), "n_half_bytes is 1e\\+20; use 0, or a size"),
     "hardly any n_half": (with_links(n_half_bytes=1e-9), "n_half_bytes is 1e-09; use 0, or a size"),
     "ragged n_half": (with_links(n_half_bytes=[[0, 1]]), "n_half_bytes: expected one number, or 2 rows of 2"),
-    "negative gap": (record(op_gap_s=-1), "op_gap_s is -1.0; use 0, or from 1e-15 to 1e\\+09 seconds"),
     "no bandwidth": (with_links(bytes_per_s=0), "link from 'gpu0' to 'gpu1': bytes_per_s is 0.0"),
     "negative latency": (
         with_links(latency_s=[[0, 0], [-1, 0]]),
@@ -221,19 +202,6 @@ def test_the_diagonal_is_free_to_be_any_number() -> None:
     assert cluster.bytes_per_s[0, 0] == 0
     with pytest.raises(ClusterError, match="bytes_per_s is nan"):
         replace(cluster, bytes_per_s=np.array([[np.nan, 1], [1, 1]]))
-
-
-@given(data=st.data())
-def test_no_changed_record_crashes_the_reader(data: st.DataObject) -> None:
-    value = json.loads(json.dumps(record()))
-    holder = data.draw(st.sampled_from([value, value["links"], *value["devices"]]))
-    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(JSON_VALUES)
-    try:
-        cluster = cluster_from_json(value, "here")
-    except (FileFormatError, ClusterError):
-        return
-    again = cluster_from_json(cluster_to_json(cluster), "again")
-    assert cluster_to_json(again) == cluster_to_json(cluster)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.placement import MASKS
 from envs.placement.env import PlacementEnv
-from envs.placement.episodes import EpisodeBatch, EpisodeResult, MdpError
+from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings, MdpError
 from envs.placement.generator import Rounds
 from envs.placement.masks import Mask
 from envs.placement.reward import Measured, Reward, simulated
@@ -68,7 +68,7 @@ def unmaskable_problems() -> list[Problem]:
 def test_batched_equals_single_step_by_step(mdp: str) -> None:
     problems, rng = some_problems(), np.random.default_rng(1)
     n = 6
-    batch = EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp)
+    batch = EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp))
     singles = [PlacementEnv(problems, orders=ALL_ORDERS, mdp=mdp) for _ in range(n)]
     expected = [None] * n
 
@@ -110,7 +110,7 @@ def test_batched_equals_single_step_by_step(mdp: str) -> None:
 def test_return_is_the_step_time(order: str, mdp: str) -> None:
     rng = np.random.default_rng(2)
     for problem in some_problems(4):
-        batch = EpisodeBatch([problem], 1, orders=(order,), mdp=mdp)
+        batch = EpisodeBatch([problem], 1, EpisodeSettings((order,), mdp))
         batch.begin(0, 0, 0, rng)
         first = simulate_problem(
             problem, np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)))
@@ -135,7 +135,9 @@ def test_return_is_the_step_time(order: str, mdp: str) -> None:
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
 def test_threads_change_nothing(mdp: str) -> None:
     problems, n = some_problems(), 5
-    batches = [EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp, threads=threads) for threads in (1, 3)]
+    batches = [
+        EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp), threads=threads) for threads in (1, 3)
+    ]
 
     def begin(episode: int) -> None:
         for batch in batches:
@@ -263,9 +265,9 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(MdpError, match="no problems"):
         EpisodeBatch([], 1)
     with pytest.raises(MdpError, match="unknown mdp 'solve'"):
-        EpisodeBatch([chain_problem()], 1, mdp="solve")
+        EpisodeBatch([chain_problem()], 1, EpisodeSettings(mdp="solve"))
     with pytest.raises(OrderError, match="upside-down"):
-        EpisodeBatch([chain_problem()], 1, orders=("upside-down",))
+        EpisodeBatch([chain_problem()], 1, EpisodeSettings(("upside-down",)))
     with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
         PlacementEnv([chain_problem()], render_mode="human")
     only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
@@ -288,7 +290,7 @@ def test_incremental_only_in_program_order() -> None:
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
 def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> None:
     problems = some_problems()[1:]
-    batch = EpisodeBatch(problems, 2, orders=(order,), mdp=mdp)
+    batch = EpisodeBatch(problems, 2, EpisodeSettings((order,), mdp))
     rng = np.random.default_rng(0)
     for episode, problem in enumerate((2, 0)):
         batch.begin(episode, problem, 0, rng)

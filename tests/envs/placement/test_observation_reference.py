@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import SCHEDULES
 from envs.placement import MASKS, MDPS
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.placement.observation.features import DEVICE_FEATURES
 from envs.placement.walk import is_incremental
 from envs.problem import Problem
@@ -133,12 +133,7 @@ def begin(
     batch = EpisodeBatch(
         problems,
         len(problems),
-        orders=orders,
-        mdp=mdp,
-        passes=PASSES,
-        start=lambda problem: starts[id(problem)],
-        mask=mask,
-        memory_penalty=memory_penalty,
+        EpisodeSettings(orders, mdp, PASSES, lambda problem: starts[id(problem)], mask, memory_penalty),
         incremental=incremental,
     )
     references: list[ReferenceEpisode] = []

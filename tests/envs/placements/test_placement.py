@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envs.cluster.presets import get_cluster
-from envs.placements.files import placement_from_json, placement_to_json, read_placement, write_placement
+from envs.placements.files import placement_to_json, read_placement, write_placement
 from envs.placements.placement import Placement, PlacementError, check_placement, single_device
 from graphs.op_graph import build_graph
 from graphs.system.json_files import FileFormatError, write_json_atomic
-from tests.json_values import JSON_VALUES
 
 GRAPH = build_graph(
     "g",
@@ -110,9 +107,3 @@ def test_what_does_not_suit_is_refused_in_one_line(tmp_path: Path, value: object
     with pytest.raises((FileFormatError, PlacementError), match=rf"p\.json: .*{message}") as caught:
         read_placement(path, GRAPH, CLUSTER)
     assert "\n" not in str(caught.value)
-
-
-@given(key=st.sampled_from(["format", "graph", "cluster", "device_of"]), value=JSON_VALUES)
-def test_no_changed_record_crashes_the_reader(key: str, value: object) -> None:
-    with pytest.raises((FileFormatError, PlacementError)):
-        placement_from_json(record(**{key: value}), "here").resolve(GRAPH, CLUSTER)

@@ -190,7 +190,7 @@ def test_domain_randomization_keeps_the_rules() -> None:
     cluster = gpus(4, issue_s=0.3, copies="eager", n_half_bytes=n_half)
     graph = random_graph(rng, 20)
     for _ in range(10):
-        drawn = randomize_domain(graph, cluster, rng).cluster
+        drawn = randomize_domain(Problem(graph, cluster), rng).cluster
         kept = [int(device.name[1:]) for device in drawn.devices]
         assert (drawn.issue_s, drawn.copies) == (0.3, "eager")
         np.testing.assert_array_equal(drawn.n_half_matrix, n_half[np.ix_(kept, kept)])

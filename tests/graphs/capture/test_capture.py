@@ -25,7 +25,7 @@ class Masked(nn.Module):
 
 @pytest.fixture(scope="module")
 def mlp() -> OpGraph:
-    return capture(Mlp(), torch.zeros(3, 4), family="hand")
+    return capture(Mlp(), torch.zeros(3, 4))
 
 
 # name, type, phase, flops, bytes moved, resident bytes, colocation, output bytes; float32, batch 3
@@ -64,7 +64,7 @@ def test_every_op_of_an_mlp_is_as_counted_by_hand(mlp: OpGraph) -> None:
         for i in range(mlp.n_ops)
     ]
     assert found == MLP
-    assert (mlp.name, mlp.family) == ("Mlp", "hand")
+    assert mlp.name == "Mlp"
 
 
 def test_tensors_of_an_mlp_reach_their_readers_through_views(mlp: OpGraph) -> None:

@@ -33,7 +33,7 @@ from agent.training.imitation.trajectories import (
     replay_demonstrations,
 )
 from envs.cluster.presets import get_cluster
-from envs.placement.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import OpGraph, build_graph
@@ -200,7 +200,7 @@ def test_a_demonstration_out_of_memory_is_no_trajectory() -> None:
 
 def test_greedy_improvement_gains_and_hardly_ever_loses(problems: list[Problem]) -> None:
     problem = problems[1]
-    batch = EpisodeBatch(problems, 1, mdp="improve", passes=3)
+    batch = EpisodeBatch(problems, 1, EpisodeSettings(mdp="improve", passes=3))
     trajectory = improve_greedily(batch, 1, np.random.default_rng(0))
     assert len(trajectory.op) == 3 * len(problem.graph.units)
     ending = batch.result(0)

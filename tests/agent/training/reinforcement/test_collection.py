@@ -17,7 +17,7 @@ from agent.training.reinforcement.phase import EndedEpisodes
 from agent.training.reinforcement.ppo import PlacementPPO, make_ppo
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.placement.episodes import EpisodeBatch, EpisodeResult
+from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings
 from envs.placement.generator import Rounds
 from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
@@ -79,7 +79,7 @@ class Stepped:
     """One place, stepped one decision at a time, with the devices and the beginnings of a rollout."""
 
     def __init__(self, ppo: PlacementPPO, place: int, **arguments: Any) -> None:
-        self.batch = EpisodeBatch(ppo.env.problems, 1, **arguments)
+        self.batch = EpisodeBatch(ppo.env.problems, 1, EpisodeSettings(**arguments))
         self.ppo, self.place = ppo, place
         self.ended, self.results = True, list[EpisodeResult]()
 

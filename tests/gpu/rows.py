@@ -1,0 +1,46 @@
+"""The rows of the check of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        predicted_s, measured_s: of a step; None where there is nothing to compare.
+        predicted_bytes, measured_bytes: peak memory of the device.
+        note: what was found, or why it failed.
+    """
+
+    part: str
+    name: str
+    state: str = OK
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    predicted_bytes: float | None = None
+    measured_bytes: float | None = None
+    note: str = ""
+
+
+Rows = Iterator[Row]
+
+
+def tried(part: str, name: str, make: Callable[[], Row]) -> Row:
+    """Makes a row, or one that says in a line why that failed."""
+    try:
+        return make()
+    except ModuleNotFoundError as error:
+        return Row(part, name, SKIPPED, note=f"{error.name} is not installed; give wheels in a folder")
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return Row(part, name, FAILED, note=f"{type(error).__name__}: {lines[0]}")
+
+
+def is_gpu(device: str) -> bool:
+    return device != "cpu"

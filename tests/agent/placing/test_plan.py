@@ -7,7 +7,6 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image

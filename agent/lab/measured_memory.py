@@ -1,7 +1,7 @@
 """Makes the rows of `measured_memory`: simulated steps and peak memory of Sailor's measured plans.
 
-A node is one device, whose layers have the times that Sailor measured with tensor parallelism in a node. Bytes
-are those of one GPU of the node.
+A node is one device, whose layers have the times that Sailor measured with tensor parallelism in a node.
+Bytes are those of one GPU of the node.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agent.lab.captured_shards import pipelined
 from agent.lab.pivot import write_rows
 from agent.lab.questions import RESULTS
+from agent.lab.replayed_allocator import reserved_bytes
 from envs.cluster.cluster import Cluster, Device
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.progress import followed
 
 DATA = Path(__file__).parent / "published" / "sailor.json.gz"
 """Plans, sizes and times of layers of eth-easl/sailor; the licence is beside the rows."""
@@ -31,11 +36,20 @@ SLOW_BYTES_PER_S, FAST_BYTES_PER_S, BEHIND_SLOW = 0.115e9, 2.857e9, "RTX-3090"
 """Bandwidths of nodes of RTX boards: to and from those of RTX 3090, and between others."""
 GPU_BYTES_PER_S = 22.93e9
 """Bandwidth between two GH200 of different nodes; a node of four has four such links."""
+REST_BYTES = 3e9
+"""What a GPU of the RTX nodes holds besides tensors, from Sailor's own check of memory."""
+FITTED, OPT_LAYERS = "N1_D1_M4_G1", 26
+"""The plan that tells what a GH200 holds besides tensors; layers of OPT-350M."""
 
 
 @dataclass(frozen=True)
-class MeasuredRow:
-    """A measured plan and what is simulated of it; memory is without what no tensor holds."""
+class PredictedRow:
+    """What was measured of a plan, and its prediction: seconds of a step, or bytes of the fullest GPU.
+
+    Attributes:
+        use: empty, or why the row is left out of the errors.
+        what: what is predicted, and from what.
+    """
 
     cluster: str
     model: str
@@ -44,11 +58,10 @@ class MeasuredRow:
     replicas: int
     micro: int
     microbatches: int
-    measured_s: float
-    overlap_s: float
-    block_s: float
-    measured_bytes: float
-    sized_bytes: float
+    use: str
+    what: str
+    measured: float
+    predicted: float
 
 
 def bytes_per_s(one: str, other: str, gpus: int) -> float:
@@ -127,9 +140,8 @@ def simulated(data: Any, plan: Any, replica: int, blocks: bool) -> tuple[float, 
     links = np.full_like(links, 1e15) if blocks else links
     cluster = Cluster("sailor", devices, links, np.zeros_like(links), sharing="pair")
     problem = Problem(pipeline_graph(sizes[: ends[-1]], micro, seconds, sent_bytes), cluster)
-    pipelined = PipelinedProblem(problem, Pipeline("1f1b", microbatches(plan)))
-    stages = pipelined.chain.stages(np.array([0, *ends[:-1]]), np.arange(len(kinds)))
-    time = pipelined.simulate(stages)
+    step = PipelinedProblem(problem, Pipeline("1f1b", microbatches(plan)))
+    time = step.simulate(step.chain.stages(np.array([0, *ends[:-1]]), np.arange(len(kinds))))
     return time.total_s, time.peak_bytes
 
 
@@ -137,7 +149,7 @@ def reduce_s(sizes: Sequence[Sequence[float]], kinds: Sequence[str], gpus: int) 
     """Seconds of the ring all-reduce of a stage's gradients over its replicas."""
     if len(kinds) == 1:
         return 0.0
-    slowest = min(bytes_per_s(one, other, gpus) for one, other in zip(kinds, kinds[1:], strict=False))
+    slowest = min(bytes_per_s(one, other, gpus) for one, other in pairwise(kinds))
     sent = 2 * (len(kinds) - 1) / len(kinds) * gpus * FP32_BYTES * sum(size[0] for size in sizes)
     return float(sent / slowest)
 
@@ -147,27 +159,50 @@ def microbatches(plan: Any) -> int:
     return int(plan["batch"] // plan["micro"] // plan["replicas"])
 
 
-def rows(data: Any) -> Iterator[MeasuredRow]:
-    """Simulates all plans."""
-    for plan in data["plans"]:
-        each = [[simulated(data, plan, at, blocks) for at in range(plan["replicas"])] for blocks in (0, 1)]
-        kept = {name: plan[name] for name in ("cluster", "model", "plan", "replicas", "micro")}
-        yield MeasuredRow(
-            **kept,
-            stages=len(plan["layers"]),
-            microbatches=microbatches(plan),
-            measured_s=plan["measured_s"],
-            overlap_s=max(time for time, _ in each[0]),
-            block_s=max(time for time, _ in each[1]),
-            measured_bytes=plan["measured_bytes"],
-            sized_bytes=max(peak.max() for _, peak in each[0]),
-        )
+def unlike(plan: Any) -> str:
+    """Says why a plan is left out."""
+    if plan["model"].startswith("GPT") and sum(plan["layers"]) == OPT_LAYERS:
+        return "has the layers of the other model"
+    if plan["plan"] == FITTED:
+        return "fitted to"
+    return ""
+
+
+def rows_of(data: Any, plan: Any) -> Iterator[PredictedRow]:
+    """Predicts a plan."""
+    count = microbatches(plan)
+    kept = {name: plan[name] for name in ("cluster", "model", "plan", "replicas", "micro")}
+    row = partial(PredictedRow, **kept, stages=len(plan["layers"]), microbatches=count, use=unlike(plan))
+    each = [[simulated(data, plan, at, blocks) for at in range(plan["replicas"])] for blocks in (False, True)]
+    for what, found in zip(("copies overlap", "copies block"), each, strict=True):
+        yield row(what=f"time, {what}", measured=plan["measured_s"], predicted=max(s for s, _ in found))
+    predicted = {"measured sizes": max(peak.max() for _, peak in each[0])}
+    if not row(what="", measured=0, predicted=0).use.startswith("has"):
+        for norms, name in ((False, "captured"), (True, "captured, small norms")):
+            own, stages = pipelined(plan, count, norms)
+            predicted[name] = own.simulate(stages).peak_bytes.max()
+        predicted["captured, reserved"] = reserved_bytes(plan, count)
+    for what, found in predicted.items():
+        yield row(what=f"memory, {what}", measured=plan["measured_bytes"], predicted=float(found))
+
+
+def with_rest(rows: Sequence[PredictedRow]) -> Iterator[PredictedRow]:
+    """Adds to the memory of tensors what else a GPU holds."""
+    fitted = {row.what: row.measured - row.predicted for row in rows if row.use == "fitted to"}
+    for row in rows:
+        rest = fitted[row.what] if row.cluster == "clariden" else REST_BYTES
+        yield replace(row, predicted=row.predicted + rest) if row.what.startswith("memory") else row
 
 
 def main() -> None:
     """Writes the rows."""
+    from agent.lab.predicted_elsewhere import elsewhere
+
     data = json.loads(gzip.decompress(DATA.read_bytes()))
-    write_rows(RESULTS / "measured_memory.csv.gz", [asdict(row) for row in rows(data)])
+    rows = [row for plan in followed(data["plans"], "plans") for row in rows_of(data, plan)]
+    found = [*with_rest(rows), *elsewhere()]
+    rounded = [replace(row, predicted=float(f"{row.predicted:.6g}")) for row in found]
+    write_rows(RESULTS / "measured_memory.csv.gz", [asdict(row) for row in rounded])
 
 
 if __name__ == "__main__":

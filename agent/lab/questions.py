@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.stats import kendalltau
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
 from agent.lab.pivot import (
@@ -280,5 +281,50 @@ EXPERIMENTS.register(
             "placers": ("policy", "policy-sample", "rollout", "annealing"),
             "families": ("cifar10", "unet"),
         },
+    ),
+)
+
+
+def error(quantile: float) -> Statistic:
+    """Makes a statistic of |predicted / measured - 1|."""
+
+    def cell(rows: Rows) -> str:
+        return f"{np.quantile([abs(row['predicted'] / row['measured'] - 1) for row in rows], quantile):.1%}"
+
+    return cell
+
+
+def rank_correlation(rows: Rows) -> str:
+    """Formats Kendall's tau of what was predicted and what was measured."""
+    pairs = [(row["predicted"], row["measured"]) for row in rows]
+    return f"{kendalltau(*zip(*pairs, strict=True)).statistic:.3f}"
+
+
+EXPERIMENTS.register(
+    "measured_memory",
+    Experiment(
+        "How wrong are the predicted time and peak memory of pipelines that others measured?",
+        rows=["measured_memory.csv.gz"],
+        tables=[
+            Pivot(
+                {"cluster": "cluster", "predicted": "what"},
+                [
+                    ("plans", count),
+                    ("ratio", mean("predicted", "measured")),
+                    ("median error", error(0.5)),
+                    ("90th percentile", error(0.9)),
+                    ("Kendall's tau", rank_correlation),
+                ],
+                where=lambda row: not row["use"] and row["cluster"] in ("clariden", "mit"),
+            ),
+            Pivot(
+                {"step, s": "plan"},
+                [
+                    ("measured", value("measured", ".2f")),
+                    Across("what", value("predicted", ".2f")),
+                ],
+                where=lambda row: row["cluster"] not in ("clariden", "mit"),
+            ),
+        ],
     ),
 )

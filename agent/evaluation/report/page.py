@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.evaluation.answers import Answers
@@ -15,6 +16,8 @@ from agent.evaluation.report.headline import headline
 from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
 from agent.placing.request import DATA_PARALLEL
+from agent.training.run_folder import git_commit
+from graphs.dataset import project_version
 from graphs.system.json_files import write_bytes_atomic
 
 
@@ -42,6 +45,9 @@ def write_report(
         "report.html",
         headline=headline(with_data_parallel(trials, answers), uncalibrated),
         command=command,
+        written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=project_version(),
+        commit=git_commit(),
         n_ended=n_ended,
         n_trials=n_ended if n_trials is None else n_trials,
         failed=failed_line(n_failed) if n_failed else "",

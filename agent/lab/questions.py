@@ -1,13 +1,23 @@
 """Experiments, one a question: on placers, and on policies, whose rows other commands make."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
+from agent.lab.bench import (
+    LEVEL,
+    RELEASES,
+    InstanceTrials,
+    ReleaseTrials,
+    are_closed,
+    behind_on,
+    compared,
+    instances,
+    source_of,
+)
 from agent.lab.pivot import (
     Across,
     ExperimentError,
@@ -117,6 +127,18 @@ EXPERIMENTS.register(
         tables=[PLACERS, SOURCES],
         run=InstanceTrials(("*",), ("auto", "refine", *OTHERS), 1.0),
         quick={"graphs": ("doppler:*",), "placers": ("refine", "heft"), "seconds": 0.1},
+    ),
+)
+
+
+EXPERIMENTS.register(
+    "releases",
+    Experiment(
+        "Does each release place better than the one before?",
+        rows=[RELEASES.name],
+        tables=[replace(PLACERS, index={"release": "release", "placer": "placer"})],
+        run=ReleaseTrials(("*",), ("auto", "refine"), 1.0),
+        quick={"graphs": ("doppler:*",), "placers": ("refine",), "seconds": 0.1},
     ),
 )
 

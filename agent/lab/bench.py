@@ -23,15 +23,12 @@ from envs.objective import kind_of
 from envs.placements.files import placement_to_json
 from envs.placements.placement import Placement
 from envs.simulator.simulate import simulate_many
-from graphs.dataset import project_version
 from graphs.system.json_files import read_json, write_json_atomic
 from graphs.system.progress import followed
 from graphs.system.running_time import running_cpu_s
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
 """Searches of this project, the default first; the others are methods of the field, in our code."""
-RELEASES = Path(__file__).parent / "results" / "releases.csv.gz"
-"""Rows of the releases so far."""
 LEVEL = 1e-3
 """Step times that differ by less, as a share, are level."""
 LOOP_PLACEMENTS, LOOP_TRIES = 2_000, 7
@@ -115,28 +112,6 @@ class InstanceTrials:
                 "pipedream, steps of one batch such as refine and heft"
             )
         return _with_others(found)
-
-
-@dataclass(frozen=True)
-class ReleaseTrials(InstanceTrials):
-    """Trials of this release, beside those of the releases before it."""
-
-    def rows(self, folder: Path) -> Rows:
-        """Makes the rows of this release and adds those of earlier ones, on the same instances.
-
-        Raises:
-            ExperimentError, InstanceError: what `InstanceTrials` raises.
-        """
-        release = project_version()
-        rows = [{"release": release, **row} for row in super().rows(folder) if row["seconds"]]
-        names = {row["instance"] for row in rows}
-        earlier = [row for row in read_table(RELEASES) if row["instance"] in names]
-        rows = [*(row for row in earlier if row["release"] != release), *rows]
-        best = {
-            name: min(row["best_s"] for row in own)
-            for name, own in grouped(rows, lambda row: row["instance"]).items()
-        }
-        return [{**row, "best_s": best[row["instance"]]} for row in rows]
 
 
 class _Trials:

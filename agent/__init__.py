@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agent.instances.instance import list_instances, load_instance
     from agent.placing.place import place
     from agent.placing.plan import PipelinePlan, Plan
     from envs.pipeline.pipeline import Pipeline
@@ -15,11 +16,14 @@ for _name in ("envs", "graphs"):
     if _file and Path(_file).resolve().parents[1] != Path(__file__).resolve().parents[1]:
         raise ImportError(f"{_file} hides Placewalk's package '{_name}'; rename it")
 
-__all__ = ["Pipeline", "PipelinePlan", "Plan", "place"]
+__all__ = ["Pipeline", "PipelinePlan", "Plan", "list_instances", "load_instance", "place"]
 
 
 def __getattr__(name: str) -> object:
     """Loads the front door at its first use, so that `import agent` loads nothing."""
     if name in __all__:
-        return getattr(import_module("agent.placing.place"), name)
+        home = (
+            "agent.instances.instance" if name.endswith(("instance", "instances")) else "agent.placing.place"
+        )
+        return getattr(import_module(home), name)
     raise AttributeError(f"module 'agent' has no attribute '{name}'; it has {', '.join(__all__)}")

@@ -18,7 +18,7 @@ from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
-from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
+from envs.simulator.simulate import StepTime, simulate_many, simulate_problem, simulated_memory
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import shortened
 
@@ -60,6 +60,14 @@ class Objective:
     def simulate(self, placement: Placement) -> StepTime | PipelineTime:
         """Simulates the step under a placement."""
         return simulate_problem(self.problem, placement.device_of)
+
+    def memory(self, placement: Placement, n_parts: int) -> FloatArray:
+        """Simulates the most bytes that each device holds in each of equally long parts of the step.
+
+        Returns:
+            Bytes, (n_devices, n_parts).
+        """
+        return simulated_memory(self.problem, placement.device_of, n_parts)
 
     def scores(self, devices_of: IntArray) -> FloatArray:
         """Simulates placements for search, on all cores if there is enough to do.
@@ -211,6 +219,10 @@ class PipelineObjective(Objective):
             PipelineError: the schedule cannot run it.
         """
         return self.pipelined.simulate(stages_of(self.problem, placement))
+
+    def memory(self, placement: Placement, n_parts: int) -> FloatArray:
+        """Simulates the most bytes that each device holds in parts of the step, (n_devices, n_parts)."""
+        return self.pipelined.memory(stages_of(self.problem, placement), n_parts)
 
     def staged(self, placement: Placement) -> tuple[Pipeline, Stages]:
         """Returns the pipeline, and the stages that a placement cuts it into.

@@ -14,7 +14,7 @@ from typing import NoReturn
 from agent.calibration.quick import get_or_measure_cluster
 from agent.contexts.engine import ENGINES, LOCAL
 from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, PLACERS, RUN, EvaluationConfig, EvaluationError
-from agent.instances.best_known import listing
+from agent.instances.instance import listing
 from agent.instances.submissions import validate
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 import numpy as np
 
-from agent.instances.instance import DATA, PIPELINE, sources
 from envs.placements.placement import Placement
 from graphs.system.csv_files import write_csv
 from graphs.system.json_files import read_json_lines, write_json_lines_atomic
 
+DATA = Path(__file__).parent / "data"
+"""Graphs, clusters and best known answers; `agent/instances/README.md` says whose they are."""
 TABLE, PLACEMENTS = "best_known.csv", "best_placements.jsonl.gz"
 SAME = 1e-9
 """Step times that differ by less, as a share, are equal."""
@@ -80,15 +81,3 @@ def write_best_known(rows: Iterable[BestKnown], placements: Mapping[str, Placeme
     )
     write_json_lines_atomic(folder / PLACEMENTS, records)
     write_csv(folder / TABLE, [item.name for item in fields(BestKnown)], map(astuple, ordered))
-
-
-def listing() -> Iterator[str]:
-    """Yields a line for each source, and for each of its instances the best known step."""
-    known = read_best_known()
-    for key, source in sources().items():
-        objective = f"{PIPELINE.schedule} x {PIPELINE.microbatches}" if source.pipelined else "one step"
-        yield f"{source.title} ({source.licence}), {objective}: best ms, over the bound"
-        for name in (f"{key}:{name}" for name in source.clusters):
-            best = known[name]
-            over = "optimal" if best.is_optimal else f"{best.step_time_s / best.bound_s:.3f}"
-            yield f"  {name:<59} {best.step_time_s * 1e3:>9.6g} {over:>8}"

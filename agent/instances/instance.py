@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from agent.bounds.lower_bound import bound_s
+from agent.instances.best_known import DATA, BestKnown, read_best_known, read_placements
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
 from envs.cluster.presets import get_cluster
+from envs.figures import save_figure, step_figure
 from envs.objective import Objective, objective_of
 from envs.pipeline.pipeline import Pipeline
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
@@ -25,9 +30,11 @@ from graphs.op_graph import OpGraph
 from graphs.system.command_line import as_typed
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json
+from graphs.system.numbers import in_ms
 
-DATA = Path(__file__).parent / "data"
-"""Graphs, clusters and best known answers; `agent/instances/README.md` says whose they are."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MILLISECONDS = ("piper_resnet",)
 """Inputs of Piper whose times are milliseconds."""
 FAST, SLOW = "fast", "slow"
@@ -73,6 +80,34 @@ class Instance:
     def bound_s(self) -> float:
         """No placement has a shorter step, in seconds."""
         return bound_s(self.objective)
+
+    @property
+    def best_known(self) -> BestKnown:
+        """The best known answer: its step in seconds, and who found it, how and when."""
+        return read_best_known()[self.name]
+
+    @cached_property
+    def best_placement(self) -> Placement:
+        """The placement of the best known answer."""
+        return read_placements()[self.name]
+
+    @property
+    def source(self) -> Source:
+        """The origin of the graph: title and licence."""
+        return sources()[self.name.partition(":")[0]]
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the step of the best known placement: the timeline and the memory of each device.
+
+        Args:
+            path: file of the figure, `.svg`, `.png` or `.pdf`; None saves none.
+
+        Raises:
+            FigureError: another kind of file.
+        """
+        step = self.objective.simulate(self.best_placement)
+        title = f"{self.name} on {self.cluster.name} by {self.best_known.method}: {in_ms(step.total_s)}"
+        return save_figure(step_figure(self.objective, self.best_placement, step, title), path)
 
 
 @dataclass(frozen=True)
@@ -126,6 +161,33 @@ def find_names(patterns: Iterable[str]) -> list[str]:
     return list(found)
 
 
+def list_instances(pattern: str = "*") -> list[str]:
+    """Lists the names of the instances that match a pattern, such as `doppler:*`.
+
+    Raises:
+        InstanceError: none does.
+    """
+    return find_names([pattern])
+
+
+def load_instance(name: str) -> Instance:
+    """Loads an instance of the benchmark: a graph, the cluster to place it on, and the best known answer.
+
+    Raises:
+        InstanceError: no instance has this name; the message has names like it.
+
+    Example:
+        >>> from agent import load_instance
+        >>> instance = load_instance("doppler:chain_mm")
+        >>> instance.graph.n_ops, instance.best_known.step_time_s >= instance.bound_s
+        (112, True)
+    """
+    if name not in (names := list_instances()):
+        close = get_close_matches(name, names) or list(sources())
+        raise InstanceError(f"no instance is named '{name}'; close to it: {', '.join(close)}")
+    return _load(name)
+
+
 def find_instances(patterns: Iterable[str]) -> list[Instance]:
     """Loads the instances that match patterns.
 
@@ -173,3 +235,15 @@ def _profile_graph(path: Path) -> OpGraph:
     loads = np.array([not len(graph.predecessors.row(op)) for op in range(graph.n_ops)])
     seconds = np.where(loads, 0.0, graph.seconds[FAST])
     return replace(graph, name=name, seconds={FAST: seconds, SLOW: 2 * seconds})
+
+
+def listing() -> Iterator[str]:
+    """Yields a line for each source, and for each of its instances the best known step."""
+    known = read_best_known()
+    for key, source in sources().items():
+        objective = f"{PIPELINE.schedule} x {PIPELINE.microbatches}" if source.pipelined else "one step"
+        yield f"{source.title} ({source.licence}), {objective}: best ms, over the bound"
+        for name in (f"{key}:{name}" for name in source.clusters):
+            best = known[name]
+            over = "optimal" if best.is_optimal else f"{best.step_time_s / best.bound_s:.3f}"
+            yield f"  {name:<59} {best.step_time_s * 1e3:>9.6g} {over:>8}"

@@ -11,8 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from agent.instances.best_known import SAME, BestKnown, read_best_known, read_placements, write_best_known
-from agent.instances.instance import DATA, LIST, Instance, InstanceError, find_instances, find_names
+from agent.instances.best_known import (
+    DATA,
+    SAME,
+    BestKnown,
+    read_best_known,
+    read_placements,
+    write_best_known,
+)
+from agent.instances.instance import LIST, Instance, InstanceError, find_instances, find_names
 from envs.placements.files import FORMAT, KEYS, PIPELINE_KEYS, placement_from_json
 from envs.placements.placement import Placement
 from graphs.system.errors import InputError

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from agent.evaluation.answers import file_name
-from agent.instances.best_known import SAME, read_best_known
-from agent.instances.instance import DATA, Instance, find_instances, find_names, pipeline_of
+from agent.instances.best_known import DATA, SAME, read_best_known
+from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
 from agent.lab.pivot import ExperimentError, Row, Rows, Statistic, grouped, read_table, write_rows
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.placing.policies import make_placer, open_policy

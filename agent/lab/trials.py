@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
-from agent.instances.instance import DATA
+from agent.instances.best_known import DATA
 from agent.lab.pivot import ExperimentError, Rows
 from agent.placers.base import Budget
 from agent.placing.policies import EvaluatedPolicy, open_policy

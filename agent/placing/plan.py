@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from agent.placing.handover.pipeline import StageRow, pipeline_lines, stage_rows
 from agent.placing.handover.trace import pipeline_trace, step_trace, write_trace
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import is_calibrated
+from envs.figures import save_figure, step_figure, svg_of
+from envs.graph_figure import graph_figure
 from envs.objective import DataParallelPipeline, Objective, PipelineBaselines, PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelineTime
@@ -34,6 +37,7 @@ from graphs.system.errors import shortened
 from graphs.system.numbers import in_ms
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from envs.runtime.pipeline_runner import PipelineRunner
@@ -220,6 +224,30 @@ class Plan:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
         write_trace(path, step_trace(self._problem, self.placement.device_of, self.step_time))
 
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the simulated step: what each device runs and sends when, and the memory that it holds.
+
+        Equal devices are drawn in the order in which they are used.
+
+        Args:
+            path: file of the figure, `.svg`, `.png` or `.pdf`; None saves none.
+
+        Raises:
+            FigureError: another kind of file.
+        """
+        return save_figure(step_figure(self.objective, self.placement, self.step_time, self._title), path)
+
+    def plot_graph(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the graph in layers, in colours of the devices; by module if it has more than 300 ops.
+
+        Args and raises as in `plot`.
+        """
+        return save_figure(graph_figure(self._problem, self.placement.device_of, self._title), path)
+
+    def _repr_html_(self) -> str:
+        """Shows notebooks what `print` says, and the timeline."""
+        return f"<pre>{escape(str(self))}</pre>\n{svg_of(self.plot())}"
+
     def _hand_over(self, folder: Path) -> None:
         write_handover(folder, self.placer, self._problem, self.placement.device_of, self.step_time)
 
@@ -235,11 +263,15 @@ class Plan:
         given = "" if self.single.fits else ", had it the memory"
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
         return (
-            f"{self._where}: a step takes {in_ms(self.step_time.total_s)} (simulated)\n"
+            f"{self._title}\n"
             f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
             f"{self._ops_line()}\n"
             f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
         )
+
+    @property
+    def _title(self) -> str:
+        return f"{self._where}: a step takes {in_ms(self.step_time.total_s)} (simulated)"
 
     @property
     def _where(self) -> str:

@@ -67,6 +67,8 @@ class Ledger(NamedTuple):
     kept: FloatArray  # (n_places,) bytes of `freed` that may be held longer
     rise: FloatArray  # (n_lists, 4) most bytes that the ops of a list may hold more than before it
     change_of: FloatArray  # (n_lists, 4) bytes that its ops hold more after it
+    curve: FloatArray  # (n_parts,) most bytes held in each part of the step; (0,) = nobody asks
+    total_s: float  # step time
 
 
 @kernel

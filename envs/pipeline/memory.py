@@ -26,11 +26,12 @@ from envs.pipeline.ledger import (
 )
 from envs.pipeline.programs import ROWS, SLOTS
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
+from envs.simulator.memory import raise_curve
 from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)
-def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, peak):
+def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_s, peak, curve):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
@@ -42,7 +43,9 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, peak):
         layout: `OpLists`.
         programs: `Steps`.
         tables: `Tables` of the finished simulation.
+        total_s: step time, seconds.
         peak: bytes, (n_devices,); raised to those held where these are more.
+        curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step.
     """
     n_tensors, n_places, end = len(p.producer), len(layout.op), tables.ready_s.shape[1] - 1
     sent_s = np.zeros(tables.ready_s.shape)
@@ -58,6 +61,7 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, peak):
             p, q, runs, placed.device_of, placed.stage_of, agenda, layout, programs, tables, device, end,
             of_tensors[:2], of_places[0], of_places[1:5], sent, of_tensors[2:4].ravel(), of_tensors[4],
             events[0], events[1], np.zeros(2, np.int64), np.zeros(3), of_places[5], of_lists[0], of_lists[1],
+            curve[device], total_s,
         )  # fmt: skip
         s.state[MOST] = peak[device]
         note_ops(s, sent_s)
@@ -88,7 +92,7 @@ def run_device(s, order):
             change += s.change[order[event]]
             coming += max(s.change[order[event]], 0.0)
             event += 1
-        if state[HELD] + s.rise[each, column] + coming > state[MOST]:
+        if len(s.curve) or state[HELD] + s.rise[each, column] + coming > state[MOST]:
             run_ops(s, order, entry, each, microbatch, column)
             continue
         s.n[1] = event
@@ -147,11 +151,26 @@ def advance(s, order, until_s):
     while s.n[1] < s.n[0] and s.time_s[order[s.n[1]]] < until_s:
         event = order[s.n[1]]
         if s.time_s[event] > state[NOW]:
-            state[MOST], state[NOW] = max(state[MOST], state[HELD]), s.time_s[event]
+            hold_until(s, s.time_s[event])
         state[HELD] += s.change[event]
         s.n[1] += 1
     if state[NOW] < until_s:
-        state[MOST], state[NOW] = max(state[MOST], state[HELD]), until_s
+        hold_until(s, until_s)
+
+
+@kernel
+def hold_until(s, until_s):
+    """Holds what is held now until a later time.
+
+    Args:
+        s: `Ledger`; `state` and `curve` are written.
+        until_s: that time, seconds.
+    """
+    state = s.state
+    state[MOST] = max(state[MOST], state[HELD])
+    if len(s.curve):
+        raise_curve(s.curve, state[HELD], state[NOW], min(until_s, s.total_s), s.total_s)
+    state[NOW] = until_s
 
 
 @kernel

@@ -32,6 +32,8 @@ MOST_AGENDAS = 64
 """Agendas that are kept; on other devices, an agenda is made anew."""
 NO_SECOND_RUNS = SecondRuns(*np.zeros((3, 0), dtype=np.int64))
 
+ActionColumns = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, FloatArray]
+
 
 class ActionTime(NamedTuple):
     """The time of an action on its device; the updates have kind and stage -1."""
@@ -64,7 +66,7 @@ class PipelineTime:
     throughput_per_s: float
     peak_bytes: FloatArray
     fits: bool
-    columns: tuple[FloatArray | IntArray, ...]
+    columns: ActionColumns
 
     @cached_property
     def actions(self) -> tuple[ActionTime, ...]:
@@ -147,13 +149,18 @@ class PipelinedProblem:
         return self._second_runs if stages.recomputed else (self.problem.arrays, self.arrays, NO_SECOND_RUNS)
 
     def _run(
-        self, stages: Stages, peak: FloatArray, until_s: float = np.inf
+        self,
+        stages: Stages,
+        peak: FloatArray,
+        until_s: float = np.inf,
+        curve: FloatArray | None = None,
     ) -> tuple[float, NDArray[np.int32]]:
         """Simulates a step; also returns the list of each op, -1 for second runs that take no part."""
         p, q, runs = self._arrays_of(stages)
         list_of, agenda = np.full(len(q.phase), -1, dtype=np.int32), self._agenda(stages)
         placed, count = placed_arrays(stages, self.pipeline), self.pipeline.microbatches
-        total_s = run_pipeline(p, q, runs, placed, count, agenda, until_s, peak, list_of)
+        curve = np.zeros((self.problem.n_devices, 0)) if curve is None else curve
+        total_s = run_pipeline(p, q, runs, placed, count, agenda, until_s, peak, curve, list_of)
         return total_s, list_of
 
     def simulate(self, stages: Stages) -> PipelineTime:
@@ -183,6 +190,16 @@ class PipelinedProblem:
             columns=_action_times(self._agenda(stages), len(stages.devices)),
         )
 
+    def memory(self, stages: Stages, n_parts: int) -> FloatArray:
+        """Simulates the most bytes that each device holds in each of equally long parts of the step.
+
+        Returns:
+            Bytes, (n_devices, n_parts).
+        """
+        curve = np.zeros((self.problem.n_devices, n_parts))
+        self._run(stages, np.zeros(self.problem.n_devices), curve=curve)
+        return curve
+
     def _agenda(self, stages: Stages) -> Agenda:
         """Lists what each device runs; the times are those of the last simulation.
 
@@ -209,7 +226,7 @@ class PipelinedProblem:
         return found.astype(np.float64)
 
 
-def _action_times(agenda: Agenda, n_stages: int) -> tuple[FloatArray | IntArray, ...]:
+def _action_times(agenda: Agenda, n_stages: int) -> ActionColumns:
     """The columns of `ActionTime`; the next simulation writes new times into the agenda."""
     stage, kind = np.divmod(agenda.action, N_KINDS)
     in_stage = stage < n_stages

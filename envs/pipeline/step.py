@@ -34,7 +34,7 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, list_of):
+def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curve, list_of):
     """Simulates a pipelined step.
 
     Args:
@@ -46,6 +46,8 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, list
         agenda: `Agenda`; the times are written.
         until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
+        curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step;
+            (n_devices, 0) where nobody asks.
         list_of: -1, int32 (n_ops,); written: list of each op that takes part.
 
     Returns:
@@ -55,7 +57,7 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, list
     programs = make_programs(p, q, runs, placed, agenda, layout)
     total_s, tables = run_programs(p, programs, n_microbatches, agenda)
     if len(peak) and STUCK < total_s <= until_s:
-        pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, peak)
+        pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_s, peak, curve)
     return total_s
 
 

@@ -83,6 +83,54 @@ def add_held(h, n, n_buckets, total_s, peak):
     raise_peaks(h, events[:n_events], scale, flows, peak)
 
 
+@kernel(entry=True, allocates=True)
+def memory_curve(p, device_of, timeline, total_s, curve):
+    """Finds the most bytes that each device holds in each part of the step; the parts are equally long.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        timeline: `Timeline` of the finished simulation.
+        total_s: step time, seconds.
+        curve: bytes, (n_devices, n_parts); written.
+    """
+    n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
+    amounts, devices = np.empty((3, n_most)), np.empty(n_most, np.int32)
+    h = Holdings(amounts[0], amounts[1], amounts[2], devices)
+    n = find_holdings(p, device_of, timeline, np.empty(n_devices), h)
+    now, held = np.zeros(n_devices), np.zeros(n_devices)
+    for op in range(len(device_of)):
+        if device_of[op] >= 0:
+            held[device_of[op]] += p.resident[op]
+    for device in range(n_devices):
+        curve[device] = held[device]
+    events = np.arange(2 * n)
+    sort_events(h, events, 2 * n)
+    for event in events:
+        device = h.device[event >> 1]
+        raise_curve(curve[device], held[device], now[device], instant(h, event), total_s)
+        now[device] = instant(h, event)
+        held[device] += -h.size[event >> 1] if event & 1 else h.size[event >> 1]
+    for device in range(n_devices):
+        raise_curve(curve[device], held[device], now[device], total_s, total_s)
+
+
+@kernel
+def raise_curve(curve, held, since, until, total_s):
+    """Raises the parts of a step in which a device holds some bytes.
+
+    Args:
+        curve: bytes, (n_parts,); written.
+        held: bytes.
+        since, until: when the device holds them, seconds.
+        total_s: step time, seconds.
+    """
+    if until > since:
+        per_s = len(curve) / total_s
+        for part in range(int(since * per_s), min(int(np.ceil(until * per_s)), len(curve))):
+            curve[part] = max(curve[part], held)
+
+
 @kernel
 def find_holdings(p, device_of, timeline, last_use, h):
     """Finds all holdings.

@@ -13,6 +13,7 @@ import numpy as np
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator.arrays import Timeline, empty_timeline
 from envs.simulator.kernels import run_many
+from envs.simulator.memory import memory_curve
 from graphs.system.array_types import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -118,6 +119,19 @@ def step_times_s(problem: Problem, devices_of: IntArray) -> FloatArray:
     total_s, peak = np.zeros(len(devices_of)), np.zeros((len(devices_of), 0))
     run_many(problem.arrays, devices_of, _new_timeline(problem), False, total_s, peak)
     return total_s
+
+
+def simulated_memory(problem: Problem, device_of: IntArray, n_parts: int) -> FloatArray:
+    """Simulates the most bytes that each device holds in each of equally long parts, (n_devices, n_parts).
+
+    Args:
+        device_of: device index of each op, int64 (n_ops,); not checked.
+    """
+    timeline, total_s = _new_timeline(problem), np.zeros(1)
+    run_many(problem.arrays, device_of[None], timeline, False, total_s, np.zeros((1, 0)))
+    curve = np.zeros((problem.n_devices, n_parts))
+    memory_curve(problem.arrays, device_of, timeline, total_s[0], curve)
+    return curve
 
 
 def _new_timeline(problem: Problem) -> Timeline:

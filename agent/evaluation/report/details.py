@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from agent.evaluation.answers import Answers, BestPlacement, placement_path
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.comparison.summary import milliseconds
-from agent.evaluation.report import timelines
 from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.tables import Table, render
 from agent.evaluation.results import Trial
 from agent.placers.base import PLACERS
 from agent.placing.handover.pipeline import stage_rows
+from envs.figures import ROW_IN, Palette, draw_timeline, legend_of
 from envs.objective import STEP
 from envs.pipeline.simulate import PipelineTime
 from envs.simulator.simulate import StepTime
@@ -24,6 +25,7 @@ from graphs.system.errors import InputError
 from graphs.system.numbers import four_digits
 
 GIB = 2**30
+WIDTH_IN = 6.6
 MOST = 6
 """Graphs that are shown one by one; each takes some hundred kilobytes."""
 
@@ -82,17 +84,18 @@ def detail_section(answers: Answers, pairs: Sequence[Pair]) -> Markup:
 
 def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object]:
     """A placement or pipeline as `details.html` shows it."""
-    step, n_links = answer.step, 0
+    step, cluster = answer.step, answer.problem.cluster
     if isinstance(step, PipelineTime):
         more = f"{four_digits(step.throughput_per_s)} microbatches a second, {step.bubble_share:.0%} bubble"
         devices = _stage_table(answer, step)
-        draw = timelines.pipeline_timeline_figure(answer.pipeline.pipelined, step, until_s)
     else:
         more, devices = f"{step.transfer_bytes / 1e6:,.1f} MB sent", _device_table(answer, step)
-        links = timelines.link_spans(answer.problem, answer.device_of)
-        draw = timelines.timeline_figure(answer.problem, answer.device_of, step, until_s, links)
-        n_links = len(links)
-    height_in = timelines.timeline_height_in(answer.problem, n_links)
+
+    def draw(figure: Figure, palette: Palette) -> None:
+        axes = figure.add_subplot()
+        draw_timeline(axes, answer.objective, answer.placement, step, until_s, palette)
+        figure.legend(handles=legend_of(axes), loc="outside upper left", ncols=5)
+
     what = "timeline" if answer.objective.kind == STEP else "pipeline"
     return {
         "name": answer.name,
@@ -100,7 +103,9 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         "step": milliseconds(step.total_s),
         "more": more,
         "devices": devices,
-        "timeline": as_svg(draw, timelines.WIDTH_IN, height_in, f"{what} of {graph} by {answer.name}"),
+        "timeline": as_svg(
+            draw, WIDTH_IN, 0.9 + ROW_IN * cluster.n_devices, f"{what} of {graph} by {answer.name}"
+        ),
     }
 
 

@@ -12,8 +12,8 @@ import pytest
 from agent.commands.evaluate import main
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
-from agent.instances.best_known import read_best_known, read_placements
-from agent.instances.instance import DATA, InstanceError, find_instances, find_names, sources
+from agent.instances.best_known import DATA, read_best_known, read_placements
+from agent.instances.instance import InstanceError, find_instances, find_names, sources
 from agent.lab.pivot import read_table
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placements.placement import Placement

@@ -1,0 +1,338 @@
+"""Figures of a simulated step: what each device runs and sends when, and the memory that it holds."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from envs.objective import Objective
+from envs.pipeline.simulate import PipelineTime
+from envs.placements.placement import Placement
+from envs.problem import Problem, kinds
+from envs.simulator.copies import simulated_copies
+from envs.simulator.simulate import StepTime
+from graphs.graph_columns import PHASES
+from graphs.system.array_types import BoolArray, FloatArray, IntArray
+from graphs.system.errors import InputError, shortened
+from graphs.system.json_files import write_bytes_atomic
+
+if TYPE_CHECKING:  # loading it takes longer than many placements
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path as Outline
+
+OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#4d4d4d")
+"""Colours that colour-blind people tell apart: those of Okabe and Ito, "Color universal design", 2008, but no
+yellow, which is pale on white, and grey for black."""
+COPIES = "copies"
+KINDS = (*PHASES, "weight gradients", "forward again")
+"""Kinds of bars by the index of their colour; copies have a muted one."""
+OF_ACTIONS = (0, 1, 3, 4, 2)
+"""Kind of the bars of each kind of action of a pipeline; updates, of kind -1, come last."""
+N_BINS, N_PARTS = 500, 300
+"""Parts of a step: bars that are shorter than a bin are joined; a curve has a step for each part."""
+WIDTH_IN, ROW_IN, MEMORY_IN = 10.0, 0.32, 2.1
+LABEL_CHARS = 24
+WIDE = 0.01
+"""Share of the axis from which on a bar has an edge and a number."""
+NEAR = 2.5
+"""Times the greatest peak up to which a capacity is drawn."""
+DASHES = ("-", "--", ":")
+"""Line styles, which tell devices of one colour apart."""
+LUMINANCE = (0.3, 0.6, 0.1)
+"""Weights of red, green and blue in the brightness of a colour."""
+FORMATS = ("svg", "png", "pdf")
+
+
+class FigureError(InputError):
+    """A figure that cannot be saved; the message says how it can."""
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of a figure."""
+
+    ink: str
+    muted: str
+    grid: str
+    paper: str
+    series: tuple[str, ...]
+
+    def of(self, index: int) -> str:
+        """Colour of the line or device with an index; they recur."""
+        return self.series[index % len(self.series)]
+
+
+PAPER = Palette("#222222", "#777777", "#dddddd", "#ffffff", OKABE_ITO)
+
+
+class Bars(NamedTuple):
+    """Bars of a timeline: a device index, seconds and a microbatch (-1 = none) for each, (n,)."""
+
+    device: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
+    microbatch: IntArray
+
+    def where(self, chosen: IntArray | BoolArray) -> Bars:
+        """Returns some of the bars, by index or mask."""
+        return Bars(*(column[chosen] for column in self))  # type: ignore[arg-type]
+
+
+def timeline(objective: Objective, placement: Placement, step: StepTime | PipelineTime) -> dict[str, Bars]:
+    """Lists all that takes time in a step by its kind: ops by phase and copies, or actions of a pipeline.
+
+    Args:
+        step: simulated step of the placement.
+
+    Returns:
+        Bars by kind, from `KINDS` and `COPIES`, without kinds of which there are none. A copy is one of its
+        source.
+    """
+    if isinstance(step, PipelineTime):
+        device, kind, _, microbatch, start_s, end_s = step.columns
+        every = Bars(device, start_s, end_s, np.where(kind < 0, -1, microbatch))
+        kind = np.array(OF_ACTIONS)[kind]
+    else:
+        none = np.full(len(placement.device_of), -1)
+        every = Bars(placement.device_of, step.start_s, step.finish_s, none)
+        kind = np.array([KINDS.index(phase) for phase in objective.problem.graph.phases])
+    bars = {name: every.where(kind == index) for index, name in enumerate(KINDS)}
+    if not isinstance(step, PipelineTime):
+        copies = simulated_copies(objective.problem, placement.device_of)
+        spans = np.array([(copy.source, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
+        bars[COPIES] = Bars(spans[:, 0].astype(int), spans[:, 1], spans[:, 2], np.full(len(spans), -1))
+    shown = {name: each.where(each.end_s > each.start_s) for name, each in bars.items()}
+    return {name: each for name, each in shown.items() if len(each.device)}
+
+
+def joined(bars: Bars, least_s: float) -> Bars:
+    """Joins bars of a device that are shorter than some seconds, with gaps that are shorter; sorts them."""
+    bars = bars.where(np.lexsort((bars.start_s, bars.device)))
+    is_short = bars.end_s - bars.start_s < least_s
+    follows = (np.diff(bars.device) == 0) & (bars.start_s[1:] - bars.end_s[:-1] < least_s)
+    first = np.flatnonzero(np.concatenate([[True], ~(follows & is_short[1:] & is_short[:-1])]))
+    return bars.where(first)._replace(end_s=np.maximum.reduceat(bars.end_s, first))
+
+
+def rows_of(problem: Problem, device_of: IntArray) -> IntArray:
+    """Returns the row of each device, (n_devices,): as in the cluster, but equal devices by their first op.
+
+    Args:
+        device_of: device index of each op, int64 (n_ops,).
+    """
+    ops, first_op = np.flatnonzero(~problem.graph.is_source), np.full(problem.n_devices, len(device_of))
+    np.minimum.at(first_op, device_of[ops], ops)
+    first_of, kind_of = kinds(np.vstack([problem.op_seconds, problem.cluster.memory_bytes]))
+    rows = np.arange(problem.n_devices)
+    for kind in range(len(first_of)):
+        alike = np.flatnonzero(kind_of == kind)
+        rows[alike[np.argsort(first_op[alike], kind="stable")]] = alike
+    return rows
+
+
+def draw_timeline(
+    axes: Axes,
+    objective: Objective,
+    placement: Placement,
+    step: StepTime | PipelineTime,
+    until_s: float,
+    palette: Palette,
+) -> None:
+    """Draws a row for each device: ops or actions by kind, numbered by microbatch, and what it sends below.
+
+    Args:
+        step: simulated step of the placement; its end is marked.
+        until_s: end of the axis, the same for figures that are compared.
+    """
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import PathPatch
+
+    bars, (unit, per_s) = timeline(objective, placement, step), _time_unit(until_s)
+    rows = rows_of(objective.problem, placement.device_of)
+    of_ops, of_copies = ((-0.4, 0.18), (0.24, 0.42)) if COPIES in bars else ((-0.4, 0.4), (0.0, 0.0))
+    for kind, each in bars.items():
+        top, bottom = of_copies if kind == COPIES else of_ops
+        colour = palette.muted if kind == COPIES else palette.of(KINDS.index(kind))
+        device, start_s, end_s, microbatch = joined(each, until_s / N_BINS)
+        row, wide = rows[device], end_s - start_s > WIDE * until_s
+        boxes = np.stack([start_s * per_s, end_s * per_s, row + top, row + bottom], axis=1)
+        for chosen, edge in ((wide, palette.paper), (~wide, "none")):
+            outline = rectangles(boxes[chosen])
+            axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=edge, linewidth=0.6, label=kind))
+        is_dark = np.dot(to_rgb(colour), LUMINANCE) < 0.5
+        for at in np.flatnonzero(wide & (microbatch >= 0)).tolist():
+            text = boxes[at, :2].mean(), row[at], str(microbatch[at])
+            ink = palette.paper if is_dark else palette.ink
+            axes.text(*text, size=7, ha="center", va="center", color=ink)
+    names = [shortened(device.name, LABEL_CHARS) for device in objective.problem.cluster.devices]
+    axes.set_yticks(rows, names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0.0, per_s * until_s)
+    axes.set_xlabel(f"time, {unit}")
+    axes.axvline(per_s * step.total_s, color=palette.ink, linewidth=0.8, linestyle=":")
+
+
+def step_figure(
+    objective: Objective, placement: Placement, step: StepTime | PipelineTime, title: str
+) -> Figure:
+    """Draws the timeline of each device, and below it the memory that each holds over time.
+
+    Args:
+        step: simulated step of the placement.
+    """
+    import matplotlib as mpl
+
+    until_s = step.total_s or 1e-9
+    rows_in = max(ROW_IN * (objective.problem.n_devices + 1), 1.2)
+    with mpl.rc_context(style(PAPER)):
+        figure = new_figure(rows_in + MEMORY_IN + 0.8)
+        upper, lower = figure.subplots(2, sharex=True, height_ratios=(rows_in, MEMORY_IN))
+        draw_timeline(upper, objective, placement, step, until_s, PAPER)
+        upper.set_title(title, loc="left")
+        upper.set_xlabel("")
+        upper.legend(handles=legend_of(upper), loc="upper left", bbox_to_anchor=(1.0, 1.02))
+        _draw_memory(lower, objective, placement, until_s)
+    return figure
+
+
+def legend_of(axes: Axes) -> list[Any]:
+    """Returns one artist of each label, for a legend."""
+    handles, labels = axes.get_legend_handles_labels()
+    return list(dict(zip(labels, handles, strict=True)).values())
+
+
+def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s: float) -> None:
+    """Draws a curve for each device that holds anything, and the capacities that it comes near."""
+    cluster, curves = objective.problem.cluster, objective.memory(placement, N_PARTS)
+    unit, size = ("GiB", 2**30) if curves.max() >= 2**29 else ("MiB", 2**20)
+    time_unit, per_s = _time_unit(until_s)
+    edges = np.linspace(0.0, per_s * until_s, N_PARTS + 1)
+    rows = rows_of(objective.problem, placement.device_of)
+    peak, capacity = curves.max(axis=1) / size, cluster.memory_bytes / size
+    for device in np.argsort(rows)[peak[np.argsort(rows)] > 0].tolist():
+        name, row = shortened(cluster.devices[device].name, LABEL_CHARS), int(rows[device])
+        axes.stairs(
+            curves[device] / size,
+            edges,
+            baseline=None,
+            color=PAPER.of(row),
+            linestyle=DASHES[row // len(PAPER.series) % len(DASHES)],
+            linewidth=1.4,
+            label=f"{name}: {peak[device]:.3g} of {capacity[device]:.3g}",
+        )
+    near = np.unique(capacity[(peak > 0) & (capacity < NEAR * peak.max())]).tolist()
+    for line in near:
+        axes.axhline(line, color=PAPER.ink, linewidth=0.8, linestyle=(0, (6, 3)))
+        axes.annotate(f"capacity {line:.3g}", (0, line), (4, 2), textcoords="offset points", size=8)
+    axes.set_ylim(0.0, 1.12 * max([1e-9, *near, peak.max()]))
+    axes.set(ylabel=f"memory, {unit}", xlabel=f"time, {time_unit}")
+    axes.grid(True, axis="y")
+    legend = {"title": f"peak of capacity, {unit}", "title_fontsize": 8, "alignment": "left"}
+    columns = 1 + int((peak > 0).sum() > 9)
+    axes.legend(
+        handles=legend_of(axes), loc="upper left", bbox_to_anchor=(1.0, 1.03), ncols=columns, **legend
+    )
+
+
+def _time_unit(until_s: float) -> tuple[str, float]:
+    """Returns the unit of an axis of time, and how many of it are a second."""
+    return ("s", 1.0) if until_s >= 10 else ("ms", 1e3) if until_s >= 1e-3 else ("µs", 1e6)
+
+
+def rectangles(boxes: FloatArray) -> Outline:
+    """Makes one outline of many rectangles.
+
+    Args:
+        boxes: left, right, bottom and top of each, (n, 4).
+    """
+    from matplotlib.path import Path as Outline
+
+    left, right, bottom, top = boxes.T
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
+    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
+    return Outline(corners.reshape(-1, 2), codes * len(boxes))
+
+
+def style(palette: Palette) -> dict[str, Any]:
+    """Returns matplotlib's settings of a figure in these colours."""
+    return {
+        "font.family": "sans-serif",
+        "font.size": 9.0,
+        "text.color": palette.ink,
+        "axes.labelcolor": palette.ink,
+        "axes.edgecolor": palette.muted,
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 10.0,
+        "xtick.color": palette.muted,
+        "xtick.labelcolor": palette.ink,
+        "ytick.color": palette.muted,
+        "ytick.labelcolor": palette.ink,
+        "grid.color": palette.grid,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.fontsize": 8.0,
+        "path.simplify": False,
+        "text.parse_math": False,
+    }
+
+
+def new_figure(height_in: float) -> Figure:
+    """Makes an empty figure, which notebooks show as SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((WIDTH_IN, height_in), dpi=100, layout="constrained")
+    figure._repr_svg_ = partial(svg_of, figure)  # type: ignore[attr-defined]
+    return figure
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+    """Saves a figure atomically, in the format that the name ends in; None saves nothing.
+
+    Returns:
+        The figure.
+
+    Raises:
+        FigureError: another format than those of `FORMATS`.
+    """
+    if path is None:
+        return figure
+    ending = Path(path).suffix[1:].lower()
+    if ending not in FORMATS:
+        raise FigureError(
+            f"{os.fspath(path)}: a figure is saved as .{', .'.join(FORMATS)}, not as '{ending}'"
+        )
+    file = io.BytesIO()
+    if ending == "svg":
+        file.write(svg_of(figure).encode())
+    else:
+        figure.savefig(file, format=ending)
+    write_bytes_atomic(path, file.getvalue())
+    return figure
+
+
+def svg_of(figure: Figure) -> str:
+    """Returns a figure as a small SVG element."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    file = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "placewalk"}):
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})  # `savefig` lays it out twice
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)  # no label
+    return re.sub(r"\s*\n\s*", "\n", svg)

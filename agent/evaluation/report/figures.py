@@ -13,30 +13,36 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.comparison.ratios import Run, by_run
 from agent.evaluation.results import Trial, name_of
-from envs.figures import OKABE_ITO, Palette, style, svg_of
+from envs.figures import PAPER, Palette, style, svg_of
 from graphs.system.errors import printable
 
-SERIES = {f"#01020{index}": f"var(--s{index})" for index in range(len(OKABE_ITO))}
-PAGE = Palette("#010101", "#010102", "#010103", "#010104", tuple(SERIES))
-"""Colours that `as_svg` replaces by the page's CSS variables; `style.css` has those on black."""
-VARIABLES = SERIES | {getattr(PAGE, name): f"var(--{name})" for name in ("ink", "muted", "grid", "paper")}
+VARIABLES = {colour: f"var(--s{index})" for index, colour in enumerate(PAPER.series)}
+VARIABLES |= {getattr(PAPER, name): f"var(--{name})" for name in ("ink", "muted", "grid", "paper")}
+"""Colours of figures as the page's CSS variables; `style.css` has those on black."""
 
 Draw = Callable[[Figure, Palette], None]
 """Draws into an empty figure."""
 
 
 def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
-    """Draws a figure as inline SVG.
+    """Draws a figure as `page_svg`.
 
     Args:
         width_in, height_in: size in inches of 72 units.
+    """
+    with mpl.rc_context(style(PAPER)):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="none")
+        draw(figure, PAPER)
+    return page_svg(figure, label)
+
+
+def page_svg(figure: Figure, label: str) -> Markup:
+    """Formats a figure as inline SVG in the colours of the page.
+
+    Args:
         label: says what is shown, to those who cannot see it.
     """
-    with mpl.rc_context(style(PAGE)):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="none")
-        draw(figure, PAGE)
-        svg = svg_of(figure)
-    svg = re.sub(r"#0[0-9a-f]{5}", lambda found: VARIABLES.get(found[0], found[0]), svg)
+    svg = re.sub(r"#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0]), svg_of(figure))
     named = Markup('role="img" aria-label="{}"').format(printable(label))
     sizes = r'<svg[^>]*?(viewBox="[^"]*")[^>]*>'
     return Markup(re.sub(sizes, lambda found: f"<svg {found[1]} {named}>", svg, count=1))

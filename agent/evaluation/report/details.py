@@ -11,7 +11,7 @@ from markupsafe import Markup
 from agent.evaluation.answers import Answers, BestPlacement, placement_path
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.comparison.summary import milliseconds
-from agent.evaluation.report.figures import page_svg
+from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.tables import Table, render
 from agent.evaluation.results import Trial
 from agent.placers.base import PLACERS
@@ -100,8 +100,8 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         "more": more,
         "devices": devices,
         "figures": [
-            page_svg(timeline, f"{what} and memory {graph_by}"),
-            page_svg(graph_figure(answer.problem, answer.device_of, ""), f"devices {graph_by}"),
+            as_svg(timeline, f"{what} and memory {graph_by}"),
+            as_svg(graph_figure(answer.problem, answer.device_of, ""), f"devices {graph_by}"),
         ],
     }
 

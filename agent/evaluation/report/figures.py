@@ -13,30 +13,15 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.comparison.ratios import Run, by_run
 from agent.evaluation.results import Trial, name_of
-from envs.figures import PAPER, Palette, style, svg_of
+from envs.figures import PAPER, style, svg_of
 from graphs.system.errors import printable
 
 VARIABLES = {colour: f"var(--s{index})" for index, colour in enumerate(PAPER.series)}
 VARIABLES |= {getattr(PAPER, name): f"var(--{name})" for name in ("ink", "muted", "grid", "paper")}
 """Colours of figures as the page's CSS variables; `style.css` has those on black."""
 
-Draw = Callable[[Figure, Palette], None]
-"""Draws into an empty figure."""
 
-
-def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
-    """Draws a figure as `page_svg`.
-
-    Args:
-        width_in, height_in: size in inches of 72 units.
-    """
-    with mpl.rc_context(style(PAPER)):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="none")
-        draw(figure, PAPER)
-    return page_svg(figure, label)
-
-
-def page_svg(figure: Figure, label: str) -> Markup:
+def as_svg(figure: Figure, label: str) -> Markup:
     """Formats a figure as inline SVG in the colours of the page.
 
     Args:
@@ -97,26 +82,25 @@ def _line(trials: Sequence[Trial], of: str) -> Line:
 def curve_charts(trials: Sequence[Trial]) -> list[Markup]:
     """Two charts: against evaluations and against seconds; none where nothing is feasible."""
     return [
-        as_svg(curve_figure(lines, of), *SIZE_IN, f"step time over one device against {of}")
+        as_svg(curve_figure(lines, of), f"step time over one device against {of}")
         for of in ("evaluations", "seconds")
         if (lines := lines_of(trials, of))
     ]
 
 
-def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
+def curve_figure(lines: Mapping[Run, Line], of: str) -> Figure:
     """Draws every placer as a line, or as a dot where it stops at once."""
-
-    def draw(figure: Figure, palette: Palette) -> None:
+    with mpl.rc_context(style(PAPER)):
+        figure = Figure(SIZE_IN, layout="constrained")
         axes = figure.add_subplot()
         ranked = sorted(lines.items(), key=lambda item: item[1][1][-1])
         for index, (run, (spent, ratio)) in enumerate(ranked):
             is_dot = len(spent) < 2 or spent[-1] < 1.2 * spent[0]
-            style = STYLES[index // len(palette.series) % len(STYLES)]
             axes.plot(
                 spent[-1:] if is_dot else spent,
                 ratio[-1:] if is_dot else ratio,
-                color=palette.of(index),
-                linestyle="none" if is_dot else style,
+                color=PAPER.of(index),
+                linestyle="none" if is_dot else STYLES[index // len(PAPER.series) % len(STYLES)],
                 marker="o" if is_dot else None,
                 markersize=5,
                 label=name_of(*run),
@@ -128,5 +112,4 @@ def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
         axes.set_ylabel("step time / one device")
         axes.grid(True)
         figure.legend(loc="outside upper left", ncols=2, fontsize=8)
-
-    return draw
+    return figure

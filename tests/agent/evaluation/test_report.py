@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from agent.evaluation.report.details import detail_section, pairs
 from agent.evaluation.report.figures import as_svg, lines_of
 from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps
-from agent.evaluation.report.timelines import merged
 from agent.evaluation.run import evaluate
 from agent.placers.improvements import Improvement
 from agent.placing.request import DATA_PARALLEL
@@ -250,12 +250,13 @@ def test_pairs_begin_with_the_largest_difference():
 
 
 def test_labels_of_a_chart_keep_their_digits():
-    chart = as_svg(lambda figure, palette: figure.suptitle("0.7825 ms"), 2, 1, "label")
-    assert ">0.7825 ms<" in chart
+    figure = Figure((2, 1))
+    figure.suptitle("0.7825 ms")
+    assert ">0.7825 ms<" in as_svg(figure, "label")
 
 
 def test_labels_of_a_chart_are_shown_as_they_are():
-    chart = as_svg(lambda figure, palette: None, 2, 1, r'"a\d\1" <b>')
+    chart = as_svg(Figure((2, 1)), r'"a\d\1" <b>')
     assert Page(chart).labels == [r'"a\d\1" <b>']
 
 
@@ -274,9 +275,3 @@ def test_a_curve_is_the_mean_of_the_best_so_far():
 def test_order_maps_need_two_orders():
     assert order_maps(synthetic_trials(2, placers=(("policy", "topo"),))) == ""
     assert order_maps(synthetic_trials(30)).count("<tr>") == 3
-
-
-def test_merged_spans_keep_gaps_that_can_be_seen():
-    spans = np.array([[5.0, 6.0], [0.0, 1.0], [1.05, 2.0], [0.2, 0.4]])
-    assert merged(spans, 0.1).tolist() == [[0.0, 2.0], [5.0, 6.0]]
-    assert merged(np.empty((0, 2)), 0.1).shape == (0, 2)

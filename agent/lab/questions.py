@@ -1,7 +1,7 @@
 """Experiments, one a question: on placers, and on policies, whose rows other commands make."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,6 +87,11 @@ def mean_seconds(rows: Rows) -> str:
     return f"{np.mean([row['cpu_s'] for row in rows]):.2f}" if rows[0]["seconds"] else ""
 
 
+def mean_evaluations(rows: Rows) -> str:
+    """Formats the mean number of placements that a placer scored."""
+    return f"{np.mean([row['evaluations'] for row in rows]):,.0f}"
+
+
 PLACERS = Pivot(
     {"placer": "placer"},
     [
@@ -125,7 +130,12 @@ EXPERIMENTS.register(
     "releases",
     Experiment(
         "Does each release place better than the one before?",
-        [replace(PLACERS, index={"release": "release", "placer": "placer"})],
+        [
+            Pivot(
+                {"release": "release", "placer": "placer"},
+                [*PLACERS.cells, ("evaluations", mean_evaluations)],
+            )
+        ],
         ["releases.csv.gz"],
     ),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from agent.placers.base import Budget, PlacementResult, Placer
 from envs.cluster.cluster import Cluster
 from envs.objective import STEP, Objective
-from envs.placements.placement import Placement, numbered_by_use, spread_unread
+from envs.placements.placement import Placement, spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.running_time import running_cpu_s, running_s
@@ -38,9 +38,8 @@ class TrialRunner:
 
         Returns:
             The placement of the ops; parameters that no op reads are spread over the devices, unless the
-            placer is `single`, and equal devices are numbered by first use. The clock of its budget and of
-            `wall_s` starts when the placer has imported what it needs, and stands still while kernels are
-            compiled or loaded.
+            placer is `single`. The clock of its budget and of `wall_s` starts when the placer has imported
+            what it needs, and stands still while kernels are compiled or loaded.
         """
         problem, name = objective.problem, f"{objective.problem.graph.name}/{placer.name}"
         if objective.kind != STEP:
@@ -49,13 +48,12 @@ class TrialRunner:
         found = placer.place(
             objective, budget, np.random.default_rng([seed, crc32(f"{name}/{order}".encode())])
         )
-        if placer.name != "single" and len(problem.graph.unread):
-            peak_bytes, device_of = found.step_time.peak_bytes, found.placement.device_of
-            spread = Placement(spread_unread(problem.graph, problem.cluster, device_of, peak_bytes))
-            other = replace(found, placement=spread)
-            found = other if other.feasible or not found.feasible else found
-        numbered = numbered_by_use(problem.cluster, found.placement.device_of)
-        return replace(found, placement=Placement(numbered))
+        if placer.name == "single" or not len(problem.graph.unread):
+            return found
+        peak_bytes, device_of = found.step_time.peak_bytes, found.placement.device_of
+        spread = Placement(spread_unread(problem.graph, problem.cluster, device_of, peak_bytes))
+        other = replace(found, placement=spread)
+        return other if other.feasible or not found.feasible else found
 
     def score(self, objective: Objective, placement: Placement) -> PlacementResult:
         """Time a given placement: one evaluation.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,31 +53,6 @@ def spread_unread(graph: OpGraph, cluster: Cluster, device_of: IntArray, peak_by
         spread[ops] = np.argmax(left_bytes)
         left_bytes[spread[ops[0]]] -= graph.resident_bytes[ops].sum()
     return spread
-
-
-def numbered_by_use(cluster: Cluster, device_of: IntArray) -> IntArray:
-    """Returns devices of ops, int (n_ops,), with equal devices numbered in the order of their first use.
-
-    Devices are equal if they may change places in the cluster: the step stays the same.
-    """
-    devices, diagonal = cluster.devices, np.eye(cluster.n_devices, dtype=bool)
-    links = [
-        np.where(diagonal, 0.0, x) for x in (cluster.bytes_per_s, cluster.latency_s, cluster.n_half_matrix)
-    ]
-
-    def are_equal(one: int, other: int) -> bool:
-        swapped = np.arange(len(devices))
-        swapped[[one, other]] = other, one
-        return replace(devices[one], name=devices[other].name) == devices[other] and all(
-            (link[one, swapped] == link[other]).all() and (link[swapped, one] == link[:, other]).all()
-            for link in links
-        )
-
-    number, free = np.arange(len(devices)), [*range(len(devices))]
-    for device in dict.fromkeys(device_of.tolist()):
-        number[device] = next(other for other in free if other == device or are_equal(other, device))
-        free.remove(number[device])
-    return number[device_of]
 
 
 def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, partial: bool = False) -> None:

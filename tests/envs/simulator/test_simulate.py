@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, Device
-from envs.cluster.presets import get_cluster
-from envs.placements.placement import Placement, PlacementError, numbered_by_use
+from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
 from envs.simulator.checked import simulate
@@ -139,15 +138,6 @@ def test_relabelling_identical_devices_changes_nothing(case: Case, random: objec
     there = simulate(graph, alike, Placement(label[device_of]))
     assert here.total_s == there.total_s
     np.testing.assert_allclose(here.peak_bytes, there.peak_bytes[label])
-    numbered = numbered_by_use(alike, device_of)
-    assert [*dict.fromkeys(numbered.tolist())] == [*range(len(set(device_of.tolist())))]
-    assert simulate(graph, alike, Placement(numbered)).total_s == here.total_s
-
-
-def test_only_devices_that_may_change_places_are_numbered_anew() -> None:
-    nodes, pair = get_cluster("2x4xa100"), get_cluster("gpu+cpu")
-    assert numbered_by_use(nodes, np.array([6, 6, 2, 7, 4])).tolist() == [4, 4, 0, 5, 6]
-    assert numbered_by_use(pair, np.array([1, 0])).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [("program", 5.0), ("fifo", 3.5)])

@@ -20,13 +20,13 @@ from envs.simulator.copies import simulated_copies
 from envs.simulator.simulate import StepTime
 from graphs.graph_columns import PHASES
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
-from graphs.system.errors import InputError, shortened
+from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic
+from graphs.system.numbers import four_digits
 
 if TYPE_CHECKING:  # loading it takes longer than many placements
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.path import Path as Outline
 
 OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#4d4d4d")
 """Colours that colour-blind people tell apart: those of Okabe and Ito, "Color universal design", 2008, but no
@@ -40,19 +40,10 @@ N_BINS, N_PARTS = 500, 300
 """Parts of a step: bars that are shorter than a bin are joined; a curve has a step for each part."""
 WIDTH_IN, ROW_IN, MEMORY_IN = 10.0, 0.32, 2.1
 LABEL_CHARS = 24
-WIDE = 0.01
-"""Share of the axis from which on a bar has an edge and a number."""
-NEAR = 2.5
-"""Times the greatest peak up to which a capacity is drawn."""
+WIDE, NEAR = 0.01, 2.5
+"""Share of the axis from which on bars have edges and numbers; times the peak up to which capacities show."""
 DASHES = ("-", "--", ":")
 """Line styles, which tell devices of one colour apart."""
-LUMINANCE = (0.3, 0.6, 0.1)
-"""Weights of red, green and blue in the brightness of a colour."""
-FORMATS = ("svg", "png", "pdf")
-
-
-class FigureError(InputError):
-    """A figure that cannot be saved; the message says how it can."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +145,7 @@ def draw_timeline(
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
 
     bars, (unit, per_s) = timeline(objective, placement, step), _time_unit(until_s)
     rows = rows_of(objective.problem, placement.device_of)
@@ -163,14 +155,14 @@ def draw_timeline(
         colour = palette.muted if kind == COPIES else palette.of(KINDS.index(kind))
         device, start_s, end_s, microbatch = joined(each, until_s / N_BINS)
         row, wide = rows[device], end_s - start_s > WIDE * until_s
-        boxes = np.stack([start_s * per_s, end_s * per_s, row + top, row + bottom], axis=1)
-        for chosen, edge in ((wide, palette.paper), (~wide, "none")):
-            outline = rectangles(boxes[chosen])
-            axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=edge, linewidth=0.6, label=kind))
-        is_dark = np.dot(to_rgb(colour), LUMINANCE) < 0.5
+        left, right, y = per_s * start_s, per_s * end_s, (row + top, row + bottom)
+        corners = np.stack([left, y[0], left, y[1], right, y[1], right, y[0]], axis=1).reshape(-1, 4, 2)
+        for chosen, edge, label in ((wide, palette.paper, kind), (~wide, "none", None)):
+            outline = Outline.make_compound_path_from_polys(corners[chosen])
+            axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=edge, linewidth=0.6, label=label))
+        ink = palette.paper if sum(to_rgb(colour)) < 1.4 else palette.ink
         for at in np.flatnonzero(wide & (microbatch >= 0)).tolist():
-            text = boxes[at, :2].mean(), row[at], str(microbatch[at])
-            ink = palette.paper if is_dark else palette.ink
+            text = (left[at] + right[at]) / 2, row[at], str(microbatch[at])
             axes.text(*text, size=7, ha="center", va="center", color=ink)
     names = [shortened(device.name, LABEL_CHARS) for device in objective.problem.cluster.devices]
     axes.set_yticks(rows, names)
@@ -198,15 +190,9 @@ def step_figure(
         draw_timeline(upper, objective, placement, step, until_s, PAPER)
         upper.set_title(title, loc="left")
         upper.set_xlabel("")
-        upper.legend(handles=legend_of(upper), loc="upper left", bbox_to_anchor=(1.0, 1.02))
+        draw_legend(upper)
         _draw_memory(lower, objective, placement, until_s)
     return figure
-
-
-def legend_of(axes: Axes) -> list[Any]:
-    """Returns one artist of each label, for a legend."""
-    handles, labels = axes.get_legend_handles_labels()
-    return list(dict(zip(labels, handles, strict=True)).values())
 
 
 def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s: float) -> None:
@@ -226,7 +212,7 @@ def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s
             color=PAPER.of(row),
             linestyle=DASHES[row // len(PAPER.series) % len(DASHES)],
             linewidth=1.4,
-            label=f"{name}: {peak[device]:.3g} of {capacity[device]:.3g}",
+            label=f"{name}: {four_digits(peak[device])} of {four_digits(capacity[device])}",
         )
     near = np.unique(capacity[(peak > 0) & (capacity < NEAR * peak.max())]).tolist()
     for line in near:
@@ -235,30 +221,18 @@ def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s
     axes.set_ylim(0.0, 1.12 * max([1e-9, *near, peak.max()]))
     axes.set(ylabel=f"memory, {unit}", xlabel=f"time, {time_unit}")
     axes.grid(True, axis="y")
-    legend = {"title": f"peak of capacity, {unit}", "title_fontsize": 8, "alignment": "left"}
-    columns = 1 + int((peak > 0).sum() > 9)
-    axes.legend(
-        handles=legend_of(axes), loc="upper left", bbox_to_anchor=(1.0, 1.03), ncols=columns, **legend
-    )
+    draw_legend(axes, f"peak of capacity, {unit}")
+
+
+def draw_legend(axes: Axes, title: str = "") -> None:
+    """Draws a legend on the right of the axes."""
+    handles = axes.get_legend_handles_labels()
+    axes.legend(*handles, title=title, loc="upper left", bbox_to_anchor=(1.0, 1.03), alignment="left")
 
 
 def _time_unit(until_s: float) -> tuple[str, float]:
     """Returns the unit of an axis of time, and how many of it are a second."""
     return ("s", 1.0) if until_s >= 10 else ("ms", 1e3) if until_s >= 1e-3 else ("µs", 1e6)
-
-
-def rectangles(boxes: FloatArray) -> Outline:
-    """Makes one outline of many rectangles.
-
-    Args:
-        boxes: left, right, bottom and top of each, (n, 4).
-    """
-    from matplotlib.path import Path as Outline
-
-    left, right, bottom, top = boxes.T
-    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
-    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
-    return Outline(corners.reshape(-1, 2), codes * len(boxes))
 
 
 def style(palette: Palette) -> dict[str, Any]:
@@ -281,6 +255,7 @@ def style(palette: Palette) -> dict[str, Any]:
         "grid.linewidth": 0.6,
         "legend.frameon": False,
         "legend.fontsize": 8.0,
+        "legend.title_fontsize": 8.0,
         "path.simplify": False,
         "text.parse_math": False,
     }
@@ -296,27 +271,18 @@ def new_figure(height_in: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
-    """Saves a figure atomically, in the format that the name ends in; None saves nothing.
-
-    Returns:
-        The figure.
+    """Saves a figure atomically in the format that the name ends in, if there is one; returns the figure.
 
     Raises:
-        FigureError: another format than those of `FORMATS`.
+        ValueError: a format that matplotlib lacks; the message lists those that it has.
     """
-    if path is None:
-        return figure
-    ending = Path(path).suffix[1:].lower()
-    if ending not in FORMATS:
-        raise FigureError(
-            f"{os.fspath(path)}: a figure is saved as .{', .'.join(FORMATS)}, not as '{ending}'"
-        )
-    file = io.BytesIO()
-    if ending == "svg":
-        file.write(svg_of(figure).encode())
-    else:
-        figure.savefig(file, format=ending)
-    write_bytes_atomic(path, file.getvalue())
+    if path is not None:
+        file, ending = io.BytesIO(), Path(path).suffix[1:].lower()
+        if ending == "svg":
+            file.write(svg_of(figure).encode())
+        else:
+            figure.savefig(file, format=ending)
+        write_bytes_atomic(path, file.getvalue())
     return figure
 
 

@@ -100,10 +100,10 @@ class Instance:
         """Draws the step of the best known placement: the timeline and the memory of each device.
 
         Args:
-            path: file of the figure, `.svg`, `.png` or `.pdf`; None saves none.
+            path: file to save it in, such as `step.svg` or `step.png`.
 
         Raises:
-            FigureError: another kind of file.
+            ValueError: a format that matplotlib lacks; the message lists those that it has.
         """
         step = self.objective.simulate(self.best_placement)
         title = f"{self.name} on {self.cluster.name} by {self.best_known.method}: {in_ms(step.total_s)}"

@@ -230,10 +230,10 @@ class Plan:
         Equal devices are drawn in the order in which they are used.
 
         Args:
-            path: file of the figure, `.svg`, `.png` or `.pdf`; None saves none.
+            path: file to save it in, such as `step.svg` or `step.png`.
 
         Raises:
-            FigureError: another kind of file.
+            ValueError: a format that matplotlib lacks; the message lists those that it has.
         """
         return save_figure(step_figure(self.objective, self.placement, self.step_time, self._title), path)
 

@@ -13,7 +13,7 @@ from agent.commands.evaluate import main
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
 from agent.instances.best_known import DATA, read_best_known, read_placements
-from agent.instances.instance import InstanceError, find_instances, find_names, sources
+from agent.instances.instance import InstanceError, find_instances, find_names, load_instance, sources
 from agent.lab.pivot import read_table
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placements.placement import Placement
@@ -53,6 +53,21 @@ def test_patterns_name_instances_of_each_source() -> None:
     for wrong in ("doppler:none", "nix", "doppler:../chain_mm"):
         with pytest.raises(InstanceError, match="no instance is named"):
             find_names([wrong])
+
+
+def test_an_instance_is_loaded_by_its_name() -> None:
+    instance = load_instance("pipedream:alexnet")
+    assert instance.best_known.step_time_s >= instance.bound_s > 0
+    assert (instance.source.licence, instance.pipeline.schedule) == ("MIT", "1f1b")
+    axes = instance.plot().axes
+    assert len(axes) == 2
+    assert axes[0].get_title(loc="left").startswith("pipedream:alexnet on 4-equal by ")
+    for name, hint in (
+        ("doppler:chainmm", "close to it: doppler:chain_mm"),
+        ("x", "close to it: doppler, tar"),
+    ):
+        with pytest.raises(InstanceError, match=f"^no instance is named '{name}'; {hint}"):
+            load_instance(name)
 
 
 def test_dopplers_simulator_answers_alike() -> None:

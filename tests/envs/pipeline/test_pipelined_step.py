@@ -79,6 +79,8 @@ def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None
     resident = np.bincount(stages.device_of, problem.graph.resident_bytes, problem.n_devices)
     peak = [plain.peak_bytes(device, float(held)) for device, held in enumerate(resident)]
     np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9, atol=1e-12)
+    held = PipelinedProblem(problem, pipeline).memory(stages, 20)
+    np.testing.assert_allclose(held.max(axis=1), peak, rtol=1e-9, atol=1e-9)
     limits = np.where(np.arange(problem.n_devices) % 2, 0.7, 1.1) * found.peak_bytes + 1.0
     limited = PipelinedProblem(problem.with_memory(limits), pipeline)
     over_bytes = np.maximum(found.peak_bytes - limits, 0.0).sum()

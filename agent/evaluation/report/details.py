@@ -25,6 +25,7 @@ from graphs.system.errors import InputError
 from graphs.system.numbers import four_digits
 
 GIB = 2**30
+WIDTH_IN = 7.2
 MOST = 6
 """Graphs that are shown one by one; each takes some hundred kilobytes."""
 
@@ -91,7 +92,9 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         more, devices = f"{step.transfer_bytes / 1e6:,.1f} MB sent", _device_table(answer, step)
     timeline = step_figure(answer.objective, answer.placement, step, "")
     timeline.axes[0].set_xlim(0.0, timeline.axes[0].get_xlim()[1] * until_s / (step.total_s or until_s))
-    graph_by = f"of {graph} by {answer.name}"
+    placed, graph_by = graph_figure(answer.problem, answer.device_of, ""), f"of {graph} by {answer.name}"
+    for figure in (timeline, placed):
+        figure.set_figwidth(WIDTH_IN)
     what = "timeline" if answer.objective.kind == STEP else "pipeline"
     return {
         "name": answer.name,
@@ -101,7 +104,7 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         "devices": devices,
         "figures": [
             as_svg(timeline, f"{what} and memory {graph_by}"),
-            as_svg(graph_figure(answer.problem, answer.device_of, ""), f"devices {graph_by}"),
+            as_svg(placed, f"devices {graph_by}"),
         ],
     }
 

@@ -27,7 +27,7 @@ from graphs.system.numbers import four_digits
 GIB = 2**30
 WIDTH_IN = 7.2
 MOST = 6
-"""Graphs that are shown one by one; each takes some hundred kilobytes."""
+"""Graphs that are shown one by one; each takes up to half a megabyte."""
 
 
 @dataclass(frozen=True)

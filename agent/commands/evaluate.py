@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.commands.evaluate_flags import NAME, RunFlags, make_parser
+from agent.commands.evaluate_flags import COMMAND, NAME, RunFlags, make_parser
 from agent.contexts.engine import RAY, check_ray_is_installed
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationConfig, EvaluationError
@@ -61,7 +61,7 @@ def _main(words: Sequence[str]) -> int:
             if left_out:
                 count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
                 print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
-            found = _compare(spec, out, run, shlex.join(["python", NAME, *words]))
+            found = _compare(spec, out, run, f"{COMMAND} {shlex.join(words)}")
             if run.trace or config.model is not None:
                 print_lines(write_handovers(found.answers, found.trials, trace=run.trace))
             without: Sequence[str] = ()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphs.system.command_line import run_command
+from graphs.system.command_line import name_of, run_command
 
 if TYPE_CHECKING:
     from agent.training.config import TrainConfig
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 done, 1 stopped or failed, 2 wrong input."""
-    return run_command("train_agent.py", lambda: _main(arguments))
+    return run_command(name_of("train_agent.py"), lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:

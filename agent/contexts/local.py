@@ -30,6 +30,7 @@ from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
+from graphs.system.command_line import name_of
 from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
@@ -163,7 +164,7 @@ def train_in(context: LocalContext) -> int:
             result = train(config, context, inputs)
             context.finish(result)
     except DivergedError as error:
-        print(f"train_agent.py: {error}", file=sys.stderr)
+        print(f"{name_of('train_agent.py')}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         if context.folder.exists():

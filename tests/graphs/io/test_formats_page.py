@@ -18,7 +18,7 @@ from graphs.io import graph_files
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "graphs" / "io" / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
 NONE: frozenset[str] = frozenset()
 KEYS = {
     "Graph": (graph_files.GRAPH_REQUIRED, graph_files.GRAPH_OPTIONAL),

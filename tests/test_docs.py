@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import shlex
@@ -15,6 +14,7 @@ import pytest
 
 from agent.commands import evaluate_flags, train_flags
 from tests.sources import ROOT
+from tests.test_readme import blocks
 
 PARSERS = {"evaluate.py": evaluate_flags.make_parser(), "train_agent.py": train_flags.make_parser()}
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -26,10 +26,6 @@ MOST_SECONDS = 45
 """Of the processor; a build takes a dozen on a quiet machine."""
 
 
-def words_of(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").split())
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
@@ -37,7 +33,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder],
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -60,14 +55,15 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_documents_are_short() -> None:
-    documents = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *READMES, *PAGES]
-    assert sum(map(words_of, documents)) <= MOST_WORDS
-    assert max(map(words_of, READMES[: len(MAPS)])) <= MOST_OF_A_MAP
+    documents = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+    n_words = [len(path.read_text(encoding="utf-8").split()) for path in documents]
+    assert sum(n_words) <= MOST_WORDS
+    assert max(n_words[: len(MAPS)]) <= MOST_OF_A_MAP
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_commands_are_accepted(path: Path) -> None:
-    for block in re.findall(r"^```\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.M | re.S):
+    for block in blocks(path.read_text(encoding="utf-8"), ""):
         for line in block.replace("\\\n", " ").splitlines():
             command, _, flags = line.partition(".py ")
             parser = PARSERS.get(f"{command.rpartition(' ')[2]}.py")
@@ -77,7 +73,7 @@ def test_commands_are_accepted(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["index.md", "how-to/pipelines.md"])
 def test_first_snippets_run(name: str) -> None:
-    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.S)[0]
+    snippet = blocks((ROOT / "docs" / name).read_text(encoding="utf-8"), "python")[0]
     found: dict[str, object] = {}
     exec(snippet.replace('devices="torchrun"', 'devices=["cpu", "cpu"]'), found)
     assert found["plan"]

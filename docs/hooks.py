@@ -38,7 +38,7 @@ def on_config(config: Any) -> None:
     _, *parts = re.split(r"^## (.+)$", (LAB / "RESULTS.md").read_text(encoding="utf-8"), flags=re.M)
     lists = [re.findall(r"\]\((results/\w+\.md)\)", text) for text in parts[1::2]]
     sections = [{heading: pages} for heading, pages in zip(parts[::2], lists, strict=True)]
-    config.nav.append({"Results": ["results/index.md", *sections, "results/history.md"]})
+    config.nav.insert(-1, {"Results": ["results/index.md", *sections, "results/history.md"]})
 
 
 def on_files(files: Files, config: Any) -> None:

@@ -54,7 +54,7 @@ lint: setup ## lint, check the format and the types
 check: lint test ## lint and test
 
 docs: setup ## build the documentation in site/; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: setup ## measure speed
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only

@@ -61,8 +61,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
 
     Info: `result`, an `EpisodeResult`, after the last step; nothing before.
 
-    It is an `EpisodeBatch` of one episode, whose candidates are always simulated in full. `import envs` lets
-    `gymnasium.make("placewalk/Placement-v0")` make it, also from names: see `NamedPlacementEnv`.
+    It is an `EpisodeBatch` of one episode. `NamedPlacementEnv` says how `gymnasium.make` makes it from names.
 
     Args:
         problems: graphs on clusters.

@@ -19,7 +19,7 @@ INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum 
 ON_ALL_CORES := -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test coverage lint check bench versions gpu-check data
+.PHONY: help setup train test coverage lint check docs bench versions gpu-check data
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 11
@@ -52,6 +52,9 @@ lint: setup ## lint, check the format and the types
 	$(BIN)/mypy
 
 check: lint test ## lint and test
+
+docs: setup ## build the documentation in site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: setup ## measure speed
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only

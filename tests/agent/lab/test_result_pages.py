@@ -15,9 +15,8 @@ INDEX, HISTORY = RESULTS.parent / "RESULTS.md", RESULTS.parent / "HISTORY.md"
 FILES = sorted(RESULTS.glob("*.md"))
 WITH_TABLES = [path for path in FILES if path.stem != "negatives"]
 FROZEN = [path for path in WITH_TABLES if path.stem not in EXPERIMENTS]
-DOCUMENTS = [
-    ROOT / name for name in ("README.md", "envs/README.md", "agent/README.md", "graphs/io/README.md")
-]
+READMES = ("README.md", "envs/README.md", "agent/README.md", "graphs/io/README.md")
+DOCUMENTS = [*(ROOT / name for name in READMES), *sorted((ROOT / "docs").rglob("*.md"))]
 MAX_WORDS, MAX_TABLES = 500, 2
 DECIMAL = re.compile(r"\d+\.\d+%?")
 HEADS = ("**Question.**", "**Set-up.**", "**Result.**", "**Conclusion.**", "**Commands.**")

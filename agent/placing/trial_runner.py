@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from zlib import crc32
 
 import numpy as np
 
-from agent.placers.base import Budget, PlacementResult, Placer
+from agent.bounds.lower_bound import lower_bound_s
+from agent.placers.base import PLACERS, Budget, PlacementResult, Placer
+from agent.placing.policies import make_placer, open_policy
 from envs.cluster.cluster import Cluster
 from envs.objective import STEP, Objective
 from envs.placements.placement import Placement, spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.compiling import Job
 from graphs.system.running_time import running_cpu_s, running_s
 
 N_LAYERS = 12
 """Layers of the warm-up graph."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
+
+PARTS = ("policy-sample", "rollout", "annealing", "heft")
+"""Placers with the kernels of all searches, the longest to compile first."""
 
 
 class TrialRunner:
@@ -70,6 +78,30 @@ class TrialRunner:
             problem = Problem(warm_up_graph(), warm_up_cluster(cluster))
             placer.place(problem, WARM_UP, np.random.default_rng(0))
             self._warm.add(placer.name)
+
+
+def compile_jobs(placers: Iterable[str], clusters: Iterable[Cluster]) -> dict[str, Job]:
+    """Returns what `compile_ahead` is to run before placers place steps on clusters."""
+    names = [name for name in placers if name in PLACERS and not PLACERS[name].needs]
+    parts = PARTS if any(PLACERS[name].is_search for name in names) else ()
+    jobs: dict[str, Job] = {}
+    for cluster in map(warm_up_cluster, clusters):
+        arrays = Problem(warm_up_graph(), cluster).arrays
+        rules = f"{arrays.detailed is not None} {arrays.slows is not None}"
+        for name in dict.fromkeys((*parts, "", *names)):
+            jobs.setdefault(f"{name} {rules}", partial(_place_once, name, cluster))
+    return jobs
+
+
+def _place_once(name: str, cluster: Cluster) -> None:
+    """Makes a trial of a placer, or without one computes what every evaluation compares placers with."""
+    objective = Objective(Problem(warm_up_graph(), cluster))
+    if not name:
+        lower_bound_s(objective.problem)
+        objective.data_parallel()
+        return
+    policy = open_policy("pretrained") if PLACERS[name].is_learned else None
+    TrialRunner().place(make_placer(name, policy, "topo"), objective, WARM_UP, order="topo", seed=0)
 
 
 def warm_up_cluster(cluster: Cluster) -> Cluster:

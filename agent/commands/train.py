@@ -50,9 +50,11 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         return train_on_ray(resolve, engine.workers)
     config, folder, resume = resolve()
-    from agent.contexts.local import LocalContext, train_in
+    from agent.contexts.local import LocalContext, compile_for_training, train_in
 
-    return train_in(LocalContext(config, folder, resume=resume))
+    context = LocalContext(config, folder, resume=resume)
+    compile_for_training(config.cluster)
+    return train_in(context)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ def place(
     if placer == DATA_PARALLEL:
         raise PlacerError(f"'{placer}' is no placement; use another placer and read plan.data_parallel")
     check_placers([placer], kind, names_of(kind))
-    compile_ahead(compile_jobs([placer], [chosen]))
+    if kind == STEP:
+        compile_ahead(compile_jobs([placer], [chosen]))
     gpu = gpus_of([chosen], precision)
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from zlib import crc32
@@ -25,8 +25,9 @@ N_LAYERS = 12
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
 
-PARTS = ("policy-sample", "rollout", "annealing", "heft")
-"""Placers with the kernels of all searches, the longest to compile first."""
+LOOPS = ("policy-sample", "rollout", "annealing", "heft", "refine", "")
+"""Placers that call all kernels of placers between them, the longest to compile first; those of the bound and
+of data parallelism have no placer."""
 
 
 class TrialRunner:
@@ -80,16 +81,24 @@ class TrialRunner:
             self._warm.add(placer.name)
 
 
-def compile_jobs(placers: Iterable[str], clusters: Iterable[Cluster]) -> dict[str, Job]:
-    """Returns what `compile_ahead` is to run before placers place steps on clusters."""
-    names = [name for name in placers if name in PLACERS and not PLACERS[name].needs]
-    parts = PARTS if any(PLACERS[name].is_search for name in names) else ()
+def compile_jobs(
+    placers: Iterable[str], clusters: Iterable[Cluster], **others: Callable[[Cluster], object]
+) -> dict[str, Job]:
+    """Returns what `compile_ahead` is to run before placers place steps on clusters.
+
+    Args:
+        others: call other kernels, on a cluster with ordinary times; by what they do.
+    """
+    known = [PLACERS[name] for name in placers if name in PLACERS]
+    names = LOOPS if any(each.is_search for each in known) else ("heft", *(each.name for each in known), "")
     jobs: dict[str, Job] = {}
     for cluster in map(warm_up_cluster, clusters):
         arrays = Problem(warm_up_graph(), cluster).arrays
-        rules = f"{arrays.detailed is not None} {arrays.slows is not None}"
-        for name in dict.fromkeys((*parts, "", *names)):
-            jobs.setdefault(f"{name} {rules}", partial(_place_once, name, cluster))
+        rules = f"detailed: {arrays.detailed is not None}, slows: {arrays.slows is not None}"
+        jobs |= {f"{name}; {rules}": partial(other, cluster) for name, other in others.items()}
+        for name in names:
+            if name in LOOPS and (name != LOOPS[0] or any(each.is_learned for each in known)):
+                jobs.setdefault(f"{name}; {rules}", partial(_place_once, name, cluster))
     return jobs
 
 

@@ -7,15 +7,16 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 
-from numba import __version__
+from numba import __version__, config
 from numba.core.registry import cpu_target
 
 from graphs.system.jit import own_folder
 from graphs.system.progress import progress_bars
-from graphs.system.worker_process import WorkerProcess, answers_of
+from graphs.system.worker_process import Death, WorkerProcess, answers_of
 
 Job = Callable[[], object]
 """Calls kernels with arguments of the types that others will call them with; it is sent to a process."""
@@ -38,17 +39,16 @@ def compile_ahead(jobs: Mapping[str, Job]) -> None:
         folder = own_folder(compile_ahead)
     except OSError:
         return
-    version = _version()
-    marks = {name: folder / hashlib.sha256(f"{name} {version}".encode()).hexdigest() for name in jobs}
+    marks = {name: folder / hashlib.sha256(f"{name} {_version()}".encode()).hexdigest() for name in jobs}
     left = [name for name in jobs if not marks[name].exists()]
-    if left:
+    if left and not config.DISABLE_JIT:
         print("Compiling loops once, for later commands too. No budget counts this time.", file=sys.stderr)
         for name in _finished({name: jobs[name] for name in left}):
             marks[name].touch(mode=0o600)
 
 
 def _finished(jobs: Mapping[str, Job]) -> Iterator[str]:
-    """Runs jobs in processes; yields the names of those that did not fail."""
+    """Runs jobs in processes; yields the names of those whose process lives."""
     waiting, n_done = list(reversed(jobs)), 0
     # One more than there are cores, as some wait for others.
     n_processes = min(N_CORES + 1, MOST_PROCESSES, len(jobs))
@@ -64,7 +64,7 @@ def _finished(jobs: Mapping[str, Job]) -> Iterator[str]:
                 for process, answer in answers_of(busy):
                     name, n_done = busy.pop(process), n_done + 1
                     idle.append(process)
-                    if answer is True:
+                    if not isinstance(answer, Death):
                         yield name
             report("compiling", n_done, len(jobs))
     finally:
@@ -73,19 +73,23 @@ def _finished(jobs: Mapping[str, Job]) -> Iterator[str]:
 
 
 def _run(job: Job) -> bool:
-    """Runs a job quietly; says whether it did not fail. Where it did, what needs its kernels will say why."""
-    gc.disable()  # the compiler keeps nearly all that it makes, and looking through it takes a sixth of the time
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        try:
-            job()
-        except Exception:
-            return False
+    """Runs a job quietly. Where it fails, what needs its kernels will say why."""
+    gc.disable()  # the compiler keeps nearly all that it makes, and looking through it takes time
+    with (
+        suppress(Exception),
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        job()
     return True
 
 
+@cache
 def _version() -> str:
     """Returns a digest of the files with kernels, and what numba compiles them for."""
     root = Path(__file__).parents[2]
     texts = (path.read_bytes() for room in ROOMS for path in sorted((root / room).rglob("*.py")))
     digest = hashlib.sha256(b"".join(text for text in texts if b"system.jit import" in text))
-    return f"{digest.hexdigest()} {__version__} {sys.version} {cpu_target.target_context.codegen().magic_tuple()}"
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    return f"{digest.hexdigest()} {__version__} {sys.version} {processor}"

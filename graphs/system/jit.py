@@ -202,7 +202,9 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             return None
 
     def _lock(self, of: str) -> FileLock:
-        return FileLock(f"{self._cache_file._index_path}.{of[:16]}.lock", timeout=LONGEST_S, thread_local=False)
+        return FileLock(
+            f"{self._cache_file._index_path}.{of[:16]}.lock", timeout=LONGEST_S, thread_local=False
+        )
 
     def _unlock(self, signature: object) -> None:
         """Lets other processes have the kernel, which those that wait for it find compiled."""

@@ -10,7 +10,7 @@ from envs.simulator.program import run_program
 from graphs.system.jit import kernel
 
 
-@kernel(inline=True)
+@kernel
 def run(p, device_of, timeline):
     """Simulates a complete or partial placement under the cluster's schedule.
 

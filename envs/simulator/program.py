@@ -67,7 +67,7 @@ def issue(p, device_of, timeline, op, log):
     return run_op(p, timeline, op, device, ready)
 
 
-@kernel(inline=True)
+@kernel
 def run_program(p, device_of, timeline):
     """Simulates all ops; devices run theirs in program order, links carry copies in the order of first need.
 

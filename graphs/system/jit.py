@@ -182,6 +182,8 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     def save_overload(self, signature: object, data: object) -> None:
         _PROGRESS.count()
+        if not self._enabled:
+            return
         try:
             with self._lock("index"):
                 super().save_overload(signature, data)
@@ -211,7 +213,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         if (own := self._locks.pop(signature, None)) is not None and own.is_locked:
             with suppress(OSError):
                 os.unlink(own.lock_file)
-            own.release()
+            own.release(force=True)
 
 
 class DamagedError(Exception):

@@ -90,7 +90,7 @@ def walk_groups(
             at += 1
 
 
-@kernel(inline=True)
+@kernel
 def decide(packed, episodes, scratch, rules, e, draw, observation, result, head, state):
     """Takes one decision of a policy in one episode.
 

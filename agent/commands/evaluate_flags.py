@@ -16,12 +16,10 @@ from agent.contexts.engine import ENGINES, LOCAL
 from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, PLACERS, RUN, EvaluationConfig, EvaluationError
 from agent.instances.best_known import listing
 from agent.instances.submissions import validate
-from agent.placers.base import names_of
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
 from envs.costs.calibration import calibration_of
-from envs.objective import STEP
 from graphs.system.command_line import OneLineParser
 from graphs.system.settings import Settings, add_flags, option
 
@@ -77,13 +75,6 @@ def _validate(path: str) -> int:
     return validate(Path(path), NAME)
 
 
-def _compile(_: str) -> int:
-    from agent.contexts.local import compile_for_training
-
-    compile_for_training(COMPILED_CLUSTERS, names_of(STEP))
-    return 0
-
-
 def cluster_text(cluster: Cluster) -> str:
     """The text of a cluster file; each row of a matrix is one line."""
     text = json.dumps(cluster_to_json(cluster), indent=2)
@@ -94,14 +85,9 @@ ANSWERS = (
     (GRAPHS, "--list-graphs", None, _list_graphs, "list the instances and the best known step of each"),
     (PLACERS, "--validate", "FILE|DIR", _validate, "check placements of instances and what they claim"),
     (CLUSTERS, "--list-clusters", None, _list_clusters, "list the presets, and whether they are calibrated"),
-    (RUN, "--compile", None, _compile, "compile the loops of all commands on all cores, in a minute"),
     (CLUSTERS, "--print-cluster", "NAME", _print_cluster, "print a preset as a cluster file (JSON)"),
 )
 """Flags that end the command with an answer: heading, flag, value, what answers, and help."""
-
-
-COMPILED_CLUSTERS = (DEFAULT_CLUSTER, "4xv100")
-"""Clusters with each of the rules of presets, which loops are compiled for."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +166,13 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    groups = add_flags(parser, EvaluationConfig) | add_flags(parser, RunFlags)
+    groups = add_flags(parser, EvaluationConfig)
     for group, flag, metavar, answer, text in ANSWERS:
         n_values = None if metavar else 0
         groups[group].add_argument(
             flag, action=_Answer, const=answer, nargs=n_values, metavar=metavar, help=f"{text}, then exit"
         )
+    groups |= add_flags(parser, RunFlags)
     groups[RUN].add_argument(
         "--out",
         type=Path,

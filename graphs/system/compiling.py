@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +21,7 @@ from graphs.system.worker_process import Death, WorkerProcess, answers_of
 
 Job = Callable[[], object]
 """Calls kernels with arguments of the types that others will call them with; it is sent to a process."""
-ROOMS = ("graphs", "envs", "agent")
-N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+ROOT = Path(__file__).parents[2]
 MOST_PROCESSES = 8
 """More would mostly wait: there are few large kernels that do not call each other."""
 
@@ -30,18 +30,21 @@ def compile_ahead(jobs: Mapping[str, Job]) -> None:
     """Runs those jobs that have not run since a kernel changed, and shows a bar.
 
     Processes share what they compile: where a job needs a kernel that another job compiles, it waits. What
-    is compiled when the jobs are interrupted stays. Without a folder to keep it in, nothing is compiled.
+    is compiled when the jobs are interrupted stays. Nothing is compiled without a folder to keep it in, or in
+    a daemonic process, which starts no others.
 
     Args:
         jobs: by a name that says which kernels they call with which types; the longest first.
     """
+    if config.DISABLE_JIT or multiprocessing.current_process().daemon:
+        return
     try:
         folder = own_folder(compile_ahead)
     except OSError:
         return
     marks = {name: folder / hashlib.sha256(f"{name} {_version()}".encode()).hexdigest() for name in jobs}
     left = [name for name in jobs if not marks[name].exists()]
-    if left and not config.DISABLE_JIT:
+    if left:
         print("Compiling loops once, for later commands too. No budget counts this time.", file=sys.stderr)
         for name in _finished({name: jobs[name] for name in left}):
             marks[name].touch(mode=0o600)
@@ -49,11 +52,11 @@ def compile_ahead(jobs: Mapping[str, Job]) -> None:
 
 def _finished(jobs: Mapping[str, Job]) -> Iterator[str]:
     """Runs jobs in processes; yields the names of those whose process lives."""
-    waiting, n_done = list(reversed(jobs)), 0
-    # One more than there are cores, as some wait for others.
-    n_processes = min(N_CORES + 1, MOST_PROCESSES, len(jobs))
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_processes = min(n_cores + 1, MOST_PROCESSES, len(jobs))  # one more, as some wait for others
     idle = [WorkerProcess[Job, bool](_run, None, inherits=True) for _ in range(n_processes)]
     busy: dict[WorkerProcess[Job, bool], str] = {}
+    waiting, n_done = list(jobs)[::-1], 0
     try:
         with progress_bars() as report:
             while waiting or busy:
@@ -88,8 +91,8 @@ def _run(job: Job) -> bool:
 @cache
 def _version() -> str:
     """Returns a digest of the files with kernels, and what numba compiles them for."""
-    root = Path(__file__).parents[2]
-    texts = (path.read_bytes() for room in ROOMS for path in sorted((root / room).rglob("*.py")))
-    digest = hashlib.sha256(b"".join(text for text in texts if b"system.jit import" in text))
+    paths = (path for room in ("graphs", "envs", "agent") for path in sorted((ROOT / room).rglob("*.py")))
+    texts = [text for path in paths if b"system.jit import" in (text := path.read_bytes())]
+    digest = hashlib.sha256(b"".join(texts))
     processor = cpu_target.target_context.codegen().magic_tuple()
     return f"{digest.hexdigest()} {__version__} {sys.version} {processor}"

@@ -209,7 +209,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         )
 
     def _unlock(self, signature: object) -> None:
-        """Lets other processes have the kernel, which those that wait for it find compiled."""
+        """Releases the lock of a kernel; processes that wait for it find the kernel compiled."""
         if (own := self._locks.pop(signature, None)) is not None and own.is_locked:
             with suppress(OSError):
                 os.unlink(own.lock_file)

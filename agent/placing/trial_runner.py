@@ -11,6 +11,7 @@ import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget, PlacementResult, Placer
+from agent.placing.handover.explain import explain
 from agent.placing.policies import make_placer, open_policy
 from envs.cluster.cluster import Cluster
 from envs.objective import STEP, Objective
@@ -26,8 +27,8 @@ WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
 
 LOOPS = ("policy-sample", "rollout", "annealing", "heft", "refine", "")
-"""Placers that call all kernels of placers between them, the longest to compile first; those of the bound and
-of data parallelism have no placer."""
+"""Placers that call all kernels of placers between them, the longest to compile first; those of the
+bound and of explanations have no placer."""
 
 
 class TrialRunner:
@@ -103,11 +104,13 @@ def compile_jobs(
 
 
 def _place_once(name: str, cluster: Cluster) -> None:
-    """Makes a trial of a placer, or without one computes what every evaluation compares placers with."""
-    objective = Objective(Problem(warm_up_graph(), cluster))
+    """Makes a trial of a placer, or without one computes what placements are compared with and explains one."""
+    problem = Problem(warm_up_graph(), cluster)
+    objective = Objective(problem)
     if not name:
-        lower_bound_s(objective.problem)
-        objective.data_parallel()
+        lower_bound_s(problem)
+        device_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
+        explain(problem, device_of, objective.simulate(Placement(device_of)))
         return
     policy = open_policy("pretrained") if PLACERS[name].is_learned else None
     TrialRunner().place(make_placer(name, policy, "topo"), objective, WARM_UP, order="topo", seed=0)

@@ -31,6 +31,7 @@ $(INSTALLED):
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@rm -f .venv/installed-*
+	$(BIN)/python train_agent.py --compile
 	@touch $@
 
 train: setup ## train the default policy, then compare it on graphs it never saw

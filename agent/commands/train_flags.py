@@ -35,6 +35,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", default=None, help="JSON file of settings; flags override it"
     )
     main_flags.add_argument("--resume", action="store_true", default=False, help="resume a stopped run")
+    main_flags.add_argument(
+        "--compile", action="store_true", default=False, help="compile the loops of all commands, then exit"
+    )
     return parser
 
 

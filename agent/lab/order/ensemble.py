@@ -29,7 +29,7 @@ DRAWN = [f"drawn:{seed}" for seed in range(N)]
 MOST_SAMPLES = 256
 SMALL_S, LARGE_S, DECODING_SHARE = 0.3, 3.0, 0.5
 """Processor seconds of a search from a start, and the share of them in which decodes may begin."""
-COLUMNS = "graph family n_ops cluster arm decodes cpu_s step_s".split()
+COLUMNS = ["graph", "family", "n_ops", "cluster", "arm", "decodes", "cpu_s", "step_s"]
 
 
 def topological_order(graph: OpGraph, seed: int) -> IntArray:

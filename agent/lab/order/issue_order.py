@@ -32,7 +32,7 @@ MOVES_SHARE = 0.2
 """Share of the seconds of a round, or of all, that moves of ops within the order get."""
 BATCH = 64
 SMALL_S, LARGE_S = 0.5, 2.0
-COLUMNS = "graph family n_ops cluster arm cpu_s step_s".split()
+COLUMNS = ["graph", "family", "n_ops", "cluster", "arm", "cpu_s", "step_s"]
 
 
 def reordered(graph: OpGraph, order: IntArray) -> OpGraph:

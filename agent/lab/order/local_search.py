@@ -35,9 +35,9 @@ from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 from graphs.system.running_time import running_cpu_s
 
-EVALUATIONS, SEEDS = 3_000, 3
+EVALUATIONS, SEEDS = 2_000, 3
 TEN = [name for name in ORDERS if ":" not in name]
-COLUMNS = "graph family n_ops cluster order seed cpu_s start_s step_s".split()
+COLUMNS = ["graph", "family", "n_ops", "cluster", "order", "seed", "cpu_s", "start_s", "step_s"]
 
 
 @kernel

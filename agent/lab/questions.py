@@ -337,6 +337,18 @@ LEARNERS = {
 }
 """Learners of the pages of orders: the arm of their rows, and the features of the probe beside them."""
 TRAINED = ("cifar10", "ptb", "nmt", "gpt", "vit", "moe")
+
+
+def agreement(head: str, families: Sequence[str] = ()) -> Pivot:
+    """Makes a table of `ranks_alike` by learner: of each of some families and of these, or of all."""
+    return Pivot(
+        {head: lambda row: row["family"] if families else "all"},
+        [(learner, ranks_alike(*arm)) for learner, arm in LEARNERS.items()],
+        where=lambda row: row["file"] != "order" and row["family"] in (families or (row["family"],)),
+        total="all" if families else "",
+    )
+
+
 PROBED = [
     (f"{what}, {features} features", average(column, form, features=features))
     for features in ("all", "equal")
@@ -354,7 +366,7 @@ EXPERIMENTS.register(
                 ("decodes", average("decodes", ".0f")),
                 ("processor time", mean("cpu_s", "base_cpu_s")),
             ),
-            in_part("starts", "`refine` from", ("decodes", average("decodes", ".1f"))),
+            in_part("starts", "`refine` from heuristics and", ("decodes", average("decodes", ".1f"))),
             Pivot(
                 {"order": "order"},
                 [
@@ -364,12 +376,8 @@ EXPERIMENTS.register(
                 ],
                 where=lambda row: row["file"] == "order_information",
             ),
-            Pivot(
-                {"family": "family"},
-                [(learner, ranks_alike(*of)) for learner, of in LEARNERS.items()],
-                where=lambda row: row["file"] != "order" and row["family"] in TRAINED,
-                total="all",
-            ),
+            agreement("family", TRAINED),
+            agreement("over all problems"),
             in_part("local-search", "units in"),
             in_part("issue order", "issue order"),
         ],

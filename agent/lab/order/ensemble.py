@@ -1,4 +1,4 @@
-"""Greedy decodes in several orders against samples in one: `python -m agent.lab.order.ensemble CLUSTER OUT`."""
+"""Greedy decodes in several orders against samples in one: `... ensemble CLUSTER OUT`."""
 
 from __future__ import annotations
 

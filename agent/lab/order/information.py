@@ -1,4 +1,4 @@
-"""What the features at a decision say of the device of an optimal placement, by order: `... information OUT`."""
+"""What features say of the device of an optimal placement, by order: `... information OUT`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from graphs.system.array_types import FloatArray, IntArray
 
 FEATURES = {"all": "rollout", "equal": "consumers"}
 WALKS, FOLDS, FIFTHS, PENALTY, SEARCHES = 4, 5, 5, 1e-2, 8
-MOST_WORK, SAME, CHUNK = 30_000_000, 1e-9, 1 << 14
+MOST_WORK, SAME, CHUNK = 130_000_000, 1e-9, 1 << 14
 TEN = [name for name in ORDERS if ":" not in name]
 
 
@@ -41,7 +41,7 @@ class Decision(NamedTuple):
 
 
 def closed(graphs: dict[str, OpGraph], coarsen: object) -> Iterator[tuple[Problem, float, int]]:
-    """Yields the closed problems on which one device is not optimal: problem, optimum in seconds, placements."""
+    """Yields the closed problems on which one device is not optimal, the optimum in seconds, placements."""
     rows = {(row["graph"], row["cluster"]): row for row in read_table(RESULTS / "optimality.csv")}
     for row in rows.values():
         if row["single"] <= 1.0 + SAME:
@@ -135,7 +135,7 @@ def decisions(case: int, problem: Problem, best: IntArray, order: str) -> Iterat
 
 
 def fitted(x: FloatArray, present: FloatArray, optimal: FloatArray) -> FloatArray:
-    """Fits weights of a conditional logistic regression, (n_features,): x is (n, n_candidates, n_features)."""
+    """Fits weights of a conditional logistic regression, (n_features,), to x, (n, n_candidates, n_features)."""
 
     def loss(weights: FloatArray) -> tuple[float, FloatArray]:
         scores = np.where(present > 0, x @ weights, -np.inf)
@@ -150,7 +150,7 @@ def fitted(x: FloatArray, present: FloatArray, optimal: FloatArray) -> FloatArra
 
 
 def measured(found: Sequence[Decision], columns: Sequence[int], fold_of: IntArray) -> dict[int, Row]:
-    """Measures a probe that never saw the family: by problem, its hits in each fifth of the walk, and bits."""
+    """Measures a probe that never saw the family: by problem, hits in each fifth of the walk, and bits."""
     most = max(len(each.optimal) for each in found)
     x = np.zeros((len(found), most, len(columns)))
     present, optimal = np.zeros((2, len(found), most))

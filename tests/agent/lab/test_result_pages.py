@@ -18,8 +18,6 @@ FROZEN = [path for path in WITH_TABLES if path.stem not in EXPERIMENTS]
 DOCUMENTS = [
     ROOT / name for name in ("README.md", "envs/README.md", "agent/README.md", "graphs/io/README.md")
 ]
-LIMITS, LIMITS_OF_A_PAPER = (500, 2), {"order": (1_200, 6)}
-"""Words and tables of a page at most."""
 DECIMAL = re.compile(r"\d+\.\d+%?")
 HEADS = ("**Question.**", "**Set-up.**", "**Result.**", "**Conclusion.**", "**Commands.**")
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
@@ -56,7 +54,7 @@ def test_links_lead_to_pages_and_not_to_sections_of_them(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WITH_TABLES, ids=lambda path: path.stem)
 def test_a_page_is_short_and_has_all_parts_in_order(path: Path) -> None:
-    max_words, max_tables = LIMITS_OF_A_PAPER.get(path.stem, LIMITS)
+    max_words, max_tables = (1_200, 6) if path.stem == "order" else (500, 2)
     assert len(prose(path).split()) <= max_words
     places = [read(path).find(f"\n{head}") for head in HEADS]
     assert -1 not in places

@@ -22,19 +22,15 @@ from agent import place
 from envs.figures import PAPER, draw_timeline
 
 
-def tower(width: int, layers: int) -> nn.Module:
-    """Makes a transformer."""
-    layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-
-
 class Towers(nn.Module):
     """Two transformers, whose outputs for a picture and its text should be alike."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.words, self.patches = nn.Embedding(49_408, width), nn.Linear(3 * 16 * 16, width)
-        self.text, self.pictures = tower(width, layers), tower(width, layers)
+        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, batch_first=True)
+        self.text = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.pictures = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, words: Tensor, patches: Tensor) -> Tensor:
         """Computes the contrastive loss of a batch."""
@@ -66,6 +62,8 @@ def main() -> None:
     for axis, plan in zip(axes, (before, after), strict=True):
         draw_timeline(axis, plan.objective, plan.placement, plan.step_time, max(before_s, after_s), PAPER)
         axis.set_title(f"{plan.placer}: {1e3 * plan.step_time.total_s:.0f} ms", loc="left")
+    kinds = {patch.get_label(): patch for patch in axes[1].patches}
+    figure.legend(kinds.values(), kinds, loc="outside right upper")
     figure.savefig(picture)
     print(f"before: {before_s:.3f} s, after: {after_s:.3f} s")
     print(f"saved {picture}")

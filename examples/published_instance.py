@@ -37,7 +37,6 @@ def main() -> None:
     steps |= {f"best known, by {best.method}": best.step_time_s, "lower bound": instance.bound_s}
     for name, seconds in steps.items():
         print(f"{name:<30} {1e3 * seconds:>9.4g} ms {seconds / instance.bound_s:>8.3f} of the bound")
-    print(f"to check it: python evaluate.py --validate {picture.with_suffix('.json')}")
     print(f"saved {picture}")
 
 

@@ -1,7 +1,7 @@
 """Trains a policy with Stable-Baselines3, and places an unseen graph with it before and after.
 
 `PlacementVecEnv` is a `VecEnv` and `PlacementPPO` a `MaskablePPO`, so `learn`, loggers and callbacks are
-those of Stable-Baselines3. The policy learns from 26 graphs; the callback places the six others of the family.
+those of Stable-Baselines3. The policy learns from 26 graphs; the callback places six others of the family.
 
 It takes two minutes of two cores, and compiles for another one when it first runs. It prints SB3's tables
 and the steps of an unseen graph. It saves the learning curve as
@@ -33,14 +33,13 @@ def main() -> None:
     """Trains, places and draws."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--timesteps", type=int, default=1_500_000, help="decisions to learn from")
-    parser.add_argument("--n-steps", type=int, default=512, help="decisions of an episode between updates")
     parser.add_argument("--out", type=Path, default=Path("runs/examples/train_a_policy"))
     flags = parser.parse_args()
 
     cluster = envs.get_cluster("4xv100")
     problems = [Problem(graph, cluster) for graph in load_family("cifar10")]
     env = PlacementVecEnv(problems[N_UNSEEN:], n_envs=64)
-    model = PlacementPPO("PlacementPolicy", env, n_steps=flags.n_steps, device="cpu", seed=0)
+    model = PlacementPPO("PlacementPolicy", env, n_steps=512, device="cpu", seed=0)
     model.set_logger(configure(str(flags.out), ["stdout", "csv", "tensorboard"]))
     plans = {}
     for when in ("before", "after"):

@@ -16,10 +16,10 @@ SCRIPTS = {
     "place_my_model": ("--layers 2 --seconds 1", r"before: ([\d.]+) s, after: ([\d.]+) s"),
     "pipeline_on_unequal_gpus": ("--steps 2 --seconds 0.5", r"of the pipeline (\S+), of the module (\S+)"),
     "train_a_policy": (
-        "--timesteps 2000 --n-steps 32",
+        "--timesteps 2000",
         r"(?:before|after) training.* ([\d.]+) of one device",
     ),
-    "my_order_and_placer": ("--families inception --graphs 1 --budget 300", r"([\d.]+) of one device"),
+    "my_order_and_placer": ("--graphs 1 --budget 300", r"([\d.]+) of one device"),
     "published_instance": ("--seconds 0.5", r"([\d.]+) of the bound"),
     "ppo_placement": ("--timesteps 80000", r"decisions, +\d+ s: ([\d.]+)"),
 }

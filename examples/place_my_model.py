@@ -62,8 +62,7 @@ def main() -> None:
     for axis, plan in zip(axes, (before, after), strict=True):
         draw_timeline(axis, plan.objective, plan.placement, plan.step_time, max(before_s, after_s), PAPER)
         axis.set_title(f"{plan.placer}: {1e3 * plan.step_time.total_s:.0f} ms", loc="left")
-    kinds = {patch.get_label(): patch for patch in axes[1].patches}
-    figure.legend(kinds.values(), kinds, loc="outside right upper")
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(picture)
     print(f"before: {before_s:.3f} s, after: {after_s:.3f} s")
     print(f"saved {picture}")

@@ -4,7 +4,6 @@ It uses numpy, torch and Placewalk's environment, and nothing of Placewalk's age
 of a graph and chooses a device for each. An observation names the graph and the op, and has a row of features
 for each device (`envs/placement/observation/features.py`). The return is minus the step time in steps of one
 device. The policy learns from 26 graphs; the six others of the family judge it.
-
 In 35 processor seconds of a loaded core, seeds 0 and 1 reach 0.671 and 0.643 of one device's step, 0.953 and
 0.914 of list scheduling (0.704). HEFT reaches 0.684. Longer trainings were not measured.
 

@@ -19,7 +19,7 @@ INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum 
 ON_ALL_CORES := -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test coverage lint check bench versions gpu-check data
+.PHONY: help setup train test coverage lint check docs bench versions gpu-check data
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 11
@@ -31,6 +31,7 @@ $(INSTALLED):
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@rm -f .venv/installed-*
+	$(BIN)/python train_agent.py --compile
 	@touch $@
 
 train: setup ## train the default policy, then compare it on graphs it never saw
@@ -52,6 +53,9 @@ lint: setup ## lint, check the format and the types
 	$(BIN)/mypy
 
 check: lint test ## lint and test
+
+docs: setup ## build the documentation in site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: setup ## measure speed
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only

@@ -1,6 +1,6 @@
 """Clusters, what ops cost on them, placements, the simulated step, and the environments for RL.
 
-Importing this package makes `gymnasium.make("placewalk/Placement-v0", problems=...)` work.
+Importing this package makes `gymnasium.make("placewalk/Placement-v0")` work.
 """
 
 from contextlib import suppress
@@ -48,7 +48,7 @@ _MODULES = (
 with suppress(ModuleNotFoundError):  # nothing but the environment needs it
     import gymnasium
 
-    gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.placement.env:PlacementEnv")
+    gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.placement.named:NamedPlacementEnv")
 
 
 def __getattr__(name: str) -> object:

@@ -223,15 +223,18 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _versions() -> dict[str, str]:
+def project_version() -> str:
+    """Returns the version of this project: that of the checkout, which may be newer than its installation."""
     project = Path(__file__).parents[1] / "pyproject.toml"
     if project.is_file():
-        own = tomllib.loads(project.read_text())["project"]["version"]
-    else:
-        own = metadata.version("placewalk")
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+    return metadata.version("placewalk")
+
+
+def _versions() -> dict[str, str]:
     # Without the local tag: +cpu or +cu130 makes no difference to a capture.
     torch = metadata.version("torch").split("+")[0]
-    return {"placewalk": own, "python": platform.python_version(), "torch": torch}
+    return {"placewalk": project_version(), "python": platform.python_version(), "torch": torch}
 
 
 if __name__ == "__main__":

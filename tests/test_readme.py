@@ -1,14 +1,13 @@
 """Every snippet of the README runs as pasted, in a fresh copy of the checkout, with the shipped policy.
 
-Two things differ, as they would take too long: trainings get a fraction of their minutes, and what `make` and
-`tensorboard` would do is not done, only their existence checked.
+Three things differ, as they would take too long: trainings get a fraction of their minutes, LLaMA 7B is not
+placed, and what `make` and `tensorboard` would do is not done, only their existence checked.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -73,7 +72,7 @@ def run(clone: Path, *arguments: str) -> str:
 
 
 def test_the_front_page_is_read_in_two_minutes() -> None:
-    assert len(FRONT.split()) <= 600
+    assert len(FRONT.split()) <= 500
 
 
 def test_links_lead_somewhere() -> None:
@@ -81,18 +80,8 @@ def test_links_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
-def test_commands_whose_answer_is_shown_can_be_given() -> None:
-    sessions = [block.replace("\\\n", " ") for block in blocks(FRONT, "console")]
-    commands = [line for session in sessions for line in session.splitlines() if line.startswith("$ ")]
-    assert commands
-    for command in commands:
-        words = shlex.split(command)
-        assert words[1:3] == ["python", "evaluate.py"]
-        assert make_parser().parse_args(words[3:]).out
-
-
 def test_snippets_run_as_pasted(clone: Path) -> None:
-    for name, block in zip(("my_models", "quickstart", "learn"), blocks(FRONT, "python"), strict=True):
+    for name, block in zip(("quickstart", "my_models", "learn"), blocks(FRONT, "python"), strict=True):
         (clone / f"{name}.py").write_text(block.replace("1_500_000", "5_000"))
     commands = [line.split("  #")[0] for block in blocks(FRONT, "") for line in block.splitlines()]
     assert len(commands) > 5
@@ -104,12 +93,15 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
             assert (Path(sys.executable).parent / "tensorboard").exists()
         else:
             assert words[0] == "python"
+            if "graphs.families.large:llama_7b" in words:
+                assert make_parser().parse_args(words[2:]).out
+                continue
             if "--minutes" in words:
                 words[words.index("--minutes") + 1] = MINUTES
             run(clone, *words[1:])
     assert "ms" in run(clone, "quickstart.py")
     run(clone, "learn.py")
-    assert (clone / "placement.json").exists()
+    assert (clone / "step.svg").exists()
     assert (clone / "runs" / "learned" / "policy.json").exists()
     assert (clone / "runs" / "mine" / "report.html").exists()
     assert (clone / "runs" / "first" / "bert" / "results.csv").exists()

@@ -203,6 +203,6 @@ def test_help_comes_in_groups_and_begins_with_what_matters(
     flags = [line.split()[0] for line in main if line.startswith("  --")]
     assert flags == [
         *("--name", "--families", "--graphs", "--model", "--cluster", "--order", "--minutes", "--timesteps"),
-        *("--seed", "--init", "--config", "--resume"),
+        *("--seed", "--init", "--config", "--resume", "--compile"),
     ]
     assert max(len(line) for line in lines) <= 80

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,7 +112,7 @@ print(*(package.__file__ for package in (agent, envs, graphs)), sep="\\n")
 
 
 def test_its_commands_run_in_an_empty_folder(programs: Path, tmp_path: Path) -> None:
-    assert "--families" in run([programs / "placewalk-train", "--help"], tmp_path)
+    assert "usage: placewalk-train --name" in run([programs / "placewalk-train", "--help"], tmp_path)
     ops = [{"name": f"op{index}", "flops": 1e9} for index in range(6)]
     write_graphs(
         tmp_path / "chain.json", [build_graph("chain", "", ops, [(op, 1e6, [op + 1]) for op in range(5)])]
@@ -121,3 +123,21 @@ def test_its_commands_run_in_an_empty_folder(programs: Path, tmp_path: Path) -> 
     assert "policy" in printed
     assert (tmp_path / "out" / "report.html").is_file()
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 3
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "<code>placewalk-evaluate --graphs chain.json" in report
+    assert f"Placewalk {version}</p>" in report, "no commit is known"
+    flags = "--graphs chain.json --init pretrained --imitation-epochs 0 --dagger-rounds 0 --timesteps 32"
+    sizes = "--n-envs 4 --repeats 2 --n-steps 8 --batch-size 32 --epochs 1 --name a"
+    run([programs / "placewalk-train", *f"{flags} {sizes}".split()], tmp_path, NUMBA_DISABLE_JIT="1")
+    trained = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
+    assert (trained["versions"]["placewalk"], trained["git_commit"]) == (version, None)
+    code = """
+from agent import place
+import torch
+with torch.device("meta"):
+    plan = place(torch.nn.Linear(64, 64), (torch.randn(8, 64),), placer="heft")
+plan.save("placement.json")
+"""
+    run([programs / "python", "-c", code], tmp_path, NUMBA_DISABLE_JIT="1")
+    assert json.loads((tmp_path / "placement.json").read_text())["device_of"]

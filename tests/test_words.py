@@ -30,7 +30,8 @@ def test_a_class_name_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("word", REPLACED)
 def test_words_of_the_past_are_gone(word: str) -> None:
-    texts = [*MODULES, *(path for top in ("graphs", "envs", "agent") for path in (ROOT / top).rglob("*.md"))]
+    tops = ("graphs", "envs", "agent", "docs")
+    texts = [*MODULES, *(path for top in tops for path in (ROOT / top).rglob("*.md"))]
     found = [path for path in texts if word in path.read_text(encoding="utf-8").lower()]
     assert not found, f"say {REPLACED[word]}"
 
@@ -86,8 +87,8 @@ def test_a_module_name_says_more_than_study_or_measure() -> None:
 
 
 def test_the_glossary_has_each_word_once() -> None:
-    text = (ROOT / "agent" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+?) \|", text.partition("## Words")[2], flags=re.M)
+    text = (ROOT / "docs/explanation/words.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \|", text.partition("# Words")[2], flags=re.M)
     words = [word for row in rows for word in row.split(", ")]
     assert len(words) == len(set(words)) > 30
     for word in ("trial", "plan", "program", "placement unit", "attempt", "fidelity", "measurement", "row"):

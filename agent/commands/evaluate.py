@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.commands.evaluate_flags import NAME, RunFlags, make_parser
+from agent.commands.evaluate_flags import COMMAND, NAME, RunFlags, make_parser
 from agent.contexts.engine import RAY, check_ray_is_installed
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationConfig, EvaluationError
@@ -22,8 +22,10 @@ from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
 from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
+from agent.placing.trial_runner import compile_jobs
 from envs.pipeline.pipeline import AUTO
 from graphs.system.command_line import interruptible, run_command
+from graphs.system.compiling import compile_ahead
 from graphs.system.errors import printable
 from graphs.system.progress import progress_bars
 from graphs.system.registry import load_plugins
@@ -58,10 +60,13 @@ def _main(words: Sequence[str]) -> int:
                 with progress_bars() as report:
                     spec = measuring.profile(spec, report)
             open_folder(out, spec)
+            if spec.pipeline is None:
+                finer = ["refine"] if config.model is not None else []  # for the device map
+                compile_ahead(compile_jobs([*spec.placers, *finer], spec.clusters))
             if left_out:
                 count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
                 print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
-            found = _compare(spec, out, run, shlex.join(["python", NAME, *words]))
+            found = _compare(spec, out, run, f"{COMMAND} {shlex.join(words)}")
             if run.trace or config.model is not None:
                 print_lines(write_handovers(found.answers, found.trials, trace=run.trace))
             without: Sequence[str] = ()

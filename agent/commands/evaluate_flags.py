@@ -20,17 +20,17 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
 from envs.costs.calibration import calibration_of
-from graphs.system.command_line import OneLineParser
+from graphs.system.command_line import OneLineParser, as_typed, name_of
 from graphs.system.settings import Settings, add_flags, option
 
-NAME = "evaluate.py"
+NAME, COMMAND = name_of("evaluate.py"), as_typed("evaluate.py")
 MEASURE = "measuring a --model on the devices of this machine"
 """Heading of the command line's help."""
-EPILOG = """examples:
-  python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
-  python evaluate.py --model my_package.models:make --out runs/mine
-  python evaluate.py --families ptb --placements mine.json --out runs/scored
-  python evaluate.py --print-cluster 4xv100-sxm2 > mine.json
+EPILOG = f"""examples:
+  {COMMAND} --families nmt ptb --seeds 5 --out runs/heldout
+  {COMMAND} --model my_package.models:make --out runs/mine
+  {COMMAND} --families ptb --placements mine.json --out runs/scored
+  {COMMAND} --print-cluster 4xv100-sxm2 > mine.json
 
 DIR gets results.csv, summary.csv, report.html and placements/. Placements of
 --model also get tables, a device map for accelerate, a trace, an explanation.
@@ -158,7 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of the command line: the settings of an evaluation, and how it is run."""
     parser = OneLineParser(
         prog=NAME,
-        usage="evaluate.py --out DIR --families|--graphs|--model ... [flags]",
+        usage=f"{NAME} --out DIR --families|--graphs|--model ... [flags]",
         description="Compares placements of heuristics, searches, policies and placement files.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphs.system.command_line import run_command
+from graphs.system.command_line import name_of, run_command
 
 if TYPE_CHECKING:
     from agent.training.config import TrainConfig
 
+BOTH_RULES = ("4xv100-sxm2", "4xv100")
+"""Clusters with each of the rules that the presets have; loops are compiled for each."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 done, 1 stopped or failed, 2 wrong input."""
-    return run_command("train_agent.py", lambda: _main(arguments))
+    return run_command(name_of("train_agent.py"), lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -28,6 +31,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(flags.make_parser().parse_args(arguments))
+    compiles = options.pop("compile")
     engine, study = flags.engine_settings(options), flags.study_settings(options)
 
     def resolve() -> tuple[TrainConfig, Path, bool]:
@@ -49,10 +53,16 @@ def _main(arguments: Sequence[str] | None) -> int:
         from agent.contexts.ray_training import train_on_ray
 
         return train_on_ray(resolve, engine.workers)
-    config, folder, resume = resolve()
-    from agent.contexts.local import LocalContext, train_in
+    resolved = None if compiles else resolve()
+    from agent.contexts.local import LocalContext, compile_for_training, train_in
 
-    return train_in(LocalContext(config, folder, resume=resume))
+    if resolved is None:
+        compile_for_training(BOTH_RULES, ("auto",))
+        return 0
+    config, folder, resume = resolved
+    context = LocalContext(config, folder, resume=resume)
+    compile_for_training(config.cluster)
+    return train_in(context)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains a placement policy: `python train_agent.py --families cifar10 --cluster 4xv100 --name first`."""
+"""The flags of `train_agent.py`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from agent.contexts.engine import CODE, EngineConfig, code_flags
 from agent.studies.study_config import StudyConfig
 from agent.training import run_folder as runs
 from agent.training.config import EXTENDABLE, MAIN, ConfigError, TrainConfig
-from graphs.system.command_line import OneLineParser
+from graphs.system.command_line import OneLineParser, as_typed, name_of
 from graphs.system.settings import add_flags, field_types
 
+NAME, COMMAND = name_of("train_agent.py"), as_typed("train_agent.py")
 STUDIES = ("search", "ablation", "grid")
 """Contexts that run a study."""
 
@@ -22,9 +23,9 @@ STUDIES = ("search", "ablation", "grid")
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
     parser = OneLineParser(
-        prog="train_agent.py",
-        usage="train_agent.py --name NAME --families NAME [NAME ...] [flags]",
-        description=__doc__,
+        prog=NAME,
+        usage=f"{NAME} --name NAME --families NAME [NAME ...] [flags]",
+        description=f"Trains a placement policy: {COMMAND} --families cifar10 --cluster 4xv100 --name first",
         argument_default=argparse.SUPPRESS,
     )
     main_flags = add_flags(parser, TrainConfig)[MAIN]
@@ -34,6 +35,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", default=None, help="JSON file of settings; flags override it"
     )
     main_flags.add_argument("--resume", action="store_true", default=False, help="resume a stopped run")
+    main_flags.add_argument(
+        "--compile", action="store_true", default=False, help="compile the loops of all commands, then exit"
+    )
     return parser
 
 

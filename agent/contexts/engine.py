@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from agent.training.config import ConfigError, TrainConfig
+from graphs.system.command_line import as_typed, name_of
 from graphs.system.errors import InputError
 from graphs.system.settings import Settings, option
 
@@ -92,10 +93,10 @@ def code_flags(config: TrainConfig, keys: Sequence[str] = CODE) -> str:
 
 def how_to_resume(config: TrainConfig) -> str:
     """Returns the command that resumes a run."""
-    words = f"train_agent.py --resume --name {config.name}{code_flags(config)}"
+    words = f"--resume --name {config.name}{code_flags(config)}"
     if config.context == DISTRIBUTED:
-        return f"resume with {words}, started as before (torchrun or Ray)"
-    return f"resume with: python {words}"
+        return f"resume with {name_of('train_agent.py')} {words}, started as before (torchrun or Ray)"
+    return f"resume with: {as_typed('train_agent.py')} {words}"
 
 
 def check_ray_is_installed() -> None:

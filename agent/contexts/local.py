@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from agent.contexts.engine import how_to_resume
+from agent.placing.trial_runner import compile_jobs, warm_up_graph
 from agent.training import run_folder as runs
 from agent.training.checkpoints import CheckpointError, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig
@@ -22,18 +24,26 @@ from agent.training.problems import Split, split_graphs
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
 from agent.training.trainer import DivergedError, Result, train
 from agent.training.workers import SOLO, WorkerGroup
+from envs.cluster.cluster import Cluster
+from envs.cluster.files import cluster_to_json
 from envs.cluster.kinds import gpus_of
-from envs.cluster.presets import get_cluster
+from envs.cluster.presets import DEFAULT_CLUSTER, RANDOM, get_cluster
 from envs.placement.render import Picture
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
 from graphs.dataset import load_graphs
-from graphs.io.graph_files import read_graphs
+from graphs.io.graph_files import read_graphs, write_graphs
+from graphs.system.command_line import name_of
+from graphs.system.compiling import compile_ahead
 from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
 CURVES = "curves: tensorboard --logdir {}\non one screen: http://localhost:6006/#custom_scalars"
+MOMENT: Mapping[str, Any] = dict.fromkeys(
+    ("demonstrations", "imitation_epochs", "dagger_rounds", "epochs", "repeats", "threads"), 1
+) | {"timesteps": 128, "search": 100, "n_envs": 8, "n_steps": 16}
+"""Settings of the shortest training that has all phases."""
 
 
 class LocalContext:
@@ -163,7 +173,7 @@ def train_in(context: LocalContext) -> int:
             result = train(config, context, inputs)
             context.finish(result)
     except DivergedError as error:
-        print(f"train_agent.py: {error}", file=sys.stderr)
+        print(f"{name_of('train_agent.py')}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         if context.folder.exists():
@@ -179,6 +189,22 @@ def train_in(context: LocalContext) -> int:
         limits = f"--timesteps above {result.timesteps:,}" + " or --minutes" * (config.limit_s < math.inf)
         print(f"nothing was left to train; to go on, resume with {limits}")
     return 0
+
+
+def compile_for_training(clusters: Iterable[str], placers: Iterable[str] = ("annealing",)) -> None:
+    """Compiles on all cores what a training on clusters calls, and what placers call."""
+    named = [get_cluster(DEFAULT_CLUSTER if name == RANDOM else name) for name in clusters]
+    compile_ahead(compile_jobs(placers, named, training=train_a_moment))
+
+
+def train_a_moment(cluster: Cluster) -> None:
+    """Trains on small graphs, in a folder that is removed."""
+    with tempfile.TemporaryDirectory() as name:
+        graphs, file = Path(name, "graphs.jsonl"), Path(name, "cluster.json")
+        write_graphs(graphs, [replace(warm_up_graph(), name=f"toy{i}", family="toys") for i in range(8)])
+        write_json_atomic(file, cluster_to_json(cluster))
+        config = TrainConfig(name="toy", graphs=(str(graphs),), cluster=(str(file),), **MOMENT)
+        train_in(LocalContext(config, Path(name, "run"), resume=False))
 
 
 def closing_lines(result: Result, folder: Path) -> str:

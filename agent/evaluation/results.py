@@ -55,8 +55,8 @@ class Trial:
     a step over the number of batches. So it may be below the lower bound, and is never the best placement.
 
     Attributes:
-        order: in which the policy visited ops; empty for other placers.
-        step_time_s: of the placement found, feasible or not.
+        order: order in which the policy visited ops; empty for other placers.
+        step_time_s: seconds of the step under the placement found, feasible or not.
         evaluations, wall_s, cpu_s: what the placer used: placements simulated, seconds, processor seconds of
             all threads.
         lower_bound_s: no feasible placement has a shorter step; the same in all rows of a graph and cluster.

@@ -27,6 +27,7 @@ from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.io.layer_profiles import read_pipedream_profile, read_piper_profile
 from graphs.op_graph import OpGraph
+from graphs.system.command_line import as_typed
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json
 from graphs.system.numbers import in_ms
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MILLISECONDS = ("piper_resnet",)
 """Inputs of Piper whose times are milliseconds."""
 FAST, SLOW = "fast", "slow"
-LIST = "see python evaluate.py --list-graphs"
+LIST = f"see {as_typed('evaluate.py')} --list-graphs"
 PIPELINE = Pipeline("1f1b", 8)
 PROFILES, FAMILIES = "profiles", "families"
 """In place of the file of graphs of a source."""

@@ -13,7 +13,7 @@ from agent.calibration.quick import get_or_measure_cluster
 from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
 from agent.placing.plan import PipelinePlan, Plan
 from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
-from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
+from agent.placing.trial_runner import TrialRunner, compile_jobs, make_placer, open_policy
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
@@ -22,6 +22,7 @@ from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
+from graphs.system.compiling import compile_ahead
 from graphs.system.errors import InputError, each_line_once, print_notice
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def place(
     if placer == DATA_PARALLEL:
         raise PlacerError(f"'{placer}' is no placement; use another placer and read plan.data_parallel")
     check_placers([placer], kind, names_of(kind))
+    if kind == STEP:
+        compile_ahead(compile_jobs([placer], [chosen]))
     gpu = gpus_of([chosen], precision)
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 

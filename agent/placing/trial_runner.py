@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from zlib import crc32
 
 import numpy as np
 
+from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, PlacerError
+from agent.placing.handover.explain import explain
 from agent.policy.serialization import StoredPolicy, read_policy
 from envs.cluster.cluster import Cluster
 from envs.objective import STEP, Objective
 from envs.placements.placement import Placement, spread_unread
 from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.compiling import Job
 from graphs.system.running_time import running_cpu_s, running_s
 
 N_LAYERS = 12
 """Layers of the warm-up graph."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
+
+LOOPS = ("policy-sample", "rollout", "annealing", "heft", "refine", "")
+"""Placers that call all kernels of placers between them, the longest to compile first; those of the
+bound and of explanations have no placer."""
 
 
 def make_placer(name: str, policy: StoredPolicy | None, order: str) -> Placer:
@@ -99,6 +109,39 @@ class TrialRunner:
             problem = Problem(warm_up_graph(), warm_up_cluster(cluster))
             placer.place(problem, WARM_UP, np.random.default_rng(0))
             self._warm.add(placer.name)
+
+
+def compile_jobs(
+    placers: Iterable[str], clusters: Iterable[Cluster], **others: Callable[[Cluster], object]
+) -> dict[str, Job]:
+    """Returns what `compile_ahead` is to run before placers place steps on clusters.
+
+    Args:
+        others: call other kernels, on a cluster with ordinary times; by what they do.
+    """
+    known = [PLACERS[name] for name in placers if name in PLACERS]
+    names = LOOPS if any(each.is_search for each in known) else ("heft", *(each.name for each in known), "")
+    jobs: dict[str, Job] = {}
+    for cluster in map(warm_up_cluster, clusters):
+        arrays = Problem(warm_up_graph(), cluster).arrays
+        rules = f"detailed: {arrays.detailed is not None}, slows: {arrays.slows is not None}"
+        jobs |= {f"{name}; {rules}": partial(other, cluster) for name, other in others.items()}
+        for name in names:
+            if name in LOOPS and (name != LOOPS[0] or any(each.is_learned for each in known)):
+                jobs.setdefault(f"{name}; {rules}", partial(_place_once, name, cluster))
+    return jobs
+
+
+def _place_once(name: str, cluster: Cluster) -> None:
+    """Makes a trial of a placer, or without one explains a placement and computes the lower bound."""
+    problem = Problem(warm_up_graph(), cluster)
+    if not name:
+        lower_bound_s(problem)
+        device_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
+        explain(problem, device_of, simulate_problem(problem, device_of))
+        return
+    policy = open_policy("pretrained") if PLACERS[name].is_learned else None
+    TrialRunner().place(make_placer(name, policy, "topo"), Objective(problem), WARM_UP, order="topo", seed=0)
 
 
 def warm_up_cluster(cluster: Cluster) -> Cluster:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from agent.policy.op_categories import CATEGORIES, one_hot
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from graphs.graph_columns import PHASES, Csr
@@ -26,6 +25,19 @@ MEAN_OPS, ROOT_SHARE, PATH_SHARE, LOG_COUNT = (
 )
 SHARE, FLAG, LOG_RATIO = "share", "0 or 1", "log ratio"
 """Units. Mean op times are squashed to log(1 + 8 x) / 4: costs of one graph span five orders of magnitude."""
+
+CATEGORIES = ("optimizer", "contraction", "reduction", "movement", "pointwise", "other")
+
+KEYWORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("optimizer", ("optim.", "apply")),
+    ("contraction", ("mm", "matmul", "conv", "attention", "linear", "einsum", "dot", "lstm", "gru")),
+    ("movement", ("cat", "stack", "split", "copy", "clone", "slice", "select", "gather", "scatter", "index")),
+    ("movement", ("embedding", "pad", "transpose", "permute", "reshape", "expand", "repeat", "roll", "flip")),
+    ("movement", ("full", "arange", "zeros")),
+    ("reduction", ("sum", "mean", "norm", "softmax", "max", "min", "var", "std", "pool", "loss", "topk")),
+    ("reduction", ("sort", "any", "all", "prod")),
+)
+"""Parts of op types by category; the first that occurs in a type decides."""
 
 
 class InputFeature(NamedTuple):
@@ -234,3 +246,18 @@ def graph_arrays(problem: Problem) -> GraphArrays:
     node_of, edges = contract(problem.graph)
     nodes = node_features(problem)[problem.graph.is_compute]
     return GraphArrays(nodes, graph_features(problem), np.ascontiguousarray(edges.T), node_of)
+
+
+def category(op_type: str) -> str:
+    """Finds the kind of work that an op does, one of `CATEGORIES`, from its type alone, such as `aten.mm`."""
+    lowered = op_type.lower()
+    for name, parts in KEYWORDS:
+        if any(part in lowered for part in parts):
+            return name
+    return "pointwise" if lowered.startswith("aten.") else "other"
+
+
+def one_hot(op_types: tuple[str, ...]) -> FloatArray:
+    """Encodes the categories of many ops as indicators, (n_ops, n_categories)."""
+    table = {kind: CATEGORIES.index(category(kind)) for kind in set(op_types)}
+    return np.eye(len(CATEGORIES))[[table[kind] for kind in op_types]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.training.config import TrainConfig
+from graphs.dataset import project_version
 from graphs.system.errors import InputError
 from graphs.system.folders import FolderError, created, locked
 from graphs.system.json_files import read_json, write_json_atomic
@@ -140,8 +141,8 @@ def is_finished(folder: Path) -> bool:
 
 def provenance() -> dict[str, Any]:
     """Collects versions of Python, this project and the packages it depends on, and the git commit if any."""
-    versions = {"python": platform.python_version()}
-    for package in ("placewalk", *PACKAGES):
+    versions = {"python": platform.python_version(), "placewalk": project_version()}
+    for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -157,12 +158,12 @@ def _refusal(name: str, *, resume: bool) -> str:
 
 
 def git_commit() -> str | None:
-    """Returns the hash of the commit that is checked out; None if there is none."""
-    command = ["git", "rev-parse", "HEAD"]
+    """Returns the hash of the commit that is checked out; None if this is no checkout."""
+    root, command = Path(__file__).parents[2], ["git", "rev-parse", "HEAD"]
+    if not (root / ".git").exists():  # an environment may be in a checkout of something else
+        return None
     try:
-        answer = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
+        answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return answer.stdout.strip()

@@ -21,7 +21,7 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime
     Raises:
         PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split placement unit.
 
-    Source: Addanki et al. 2019, section 4; departures are in envs/README.md.
+    Source: Addanki et al. 2019, section 4; departures are in docs/explanation/step.md.
     """
     check_placement(graph, cluster, placement)
     return simulate_problem(Problem(graph, cluster), placement.device_of)

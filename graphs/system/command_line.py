@@ -42,6 +42,17 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {shown(message)}; see --help\n")
 
 
+def name_of(script: str) -> str:
+    """Returns the name of a command: that of its script, or of the installed program that was typed."""
+    program = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    return program if program.startswith("placewalk-") else script
+
+
+def as_typed(script: str) -> str:
+    """Returns how a command is typed: `python evaluate.py`, or `placewalk-evaluate` where that was typed."""
+    return name if (name := name_of(script)) != script else f"python {script}"
+
+
 def run_command(name: str, work: Callable[[], int], *, interrupted: str = "interrupted") -> int:
     """Runs a command; an error becomes one line on stderr that begins with its name.
 

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from numba import config, njit, types
 from numba.core.caching import (
     CompileResultCacheImpl,
@@ -32,6 +33,8 @@ from graphs.system.errors import printable
 CACHE = Path("placewalk", "numba")
 """Folder of the cache in the user's folder of caches."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+LONGEST_S = 600.0
+"""Seconds after which a process no longer waits for another one that compiles the same kernel."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -98,6 +101,15 @@ class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
         return found
 
 
+def own_folder(function: Callable[..., Any]) -> Path:
+    """Returns the folder of the cached kernels that come from the file of a function.
+
+    Raises:
+        OSError: as of `_OwnFolder`.
+    """
+    return Path(_OwnFolder.from_function(function, function.__code__.co_filename).get_cache_path())
+
+
 def _is_ours_alone(found: os.stat_result) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & WRITABLE_BY_OTHERS
 
@@ -125,12 +137,14 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     """numba's cache, extended to all that the machine code depends on besides the file of the function.
 
     These are the kernels that it calls, the constants that it imports and the fields of the tuples that it
-    takes.
+    takes. A process that lacks a kernel waits while another one compiles it. No two wait for each other: a
+    process waits only for kernels that those that it compiles call.
     """
 
     _impl_class = _Files
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        self._locks: dict[object, FileLock] = {}
         try:
             super().__init__(function)
             locator = self._impl.locator
@@ -152,26 +166,54 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         layout = tuple(_layout(getattr(signature, "args", signature)))
         return (*super()._index_key(signature, codegen), self.digest, layout)
 
-    def load_overload(self, signature: object, target_context: object) -> object:
-        try:
-            found = super().load_overload(signature, target_context)
-        except OSError:
-            found = None
-        except Exception:  # damaged, or it names a type that has been renamed or moved
-            found = None
-            with suppress(OSError):
-                self.flush()
+    def load_overload(self, signature: object, target_context: Any) -> object:
+        found = self._read(signature, target_context)
+        if found is None and self._enabled:
+            key = str(self._index_key(signature, target_context.codegen()))
+            own = self._locks.setdefault(signature, self._lock(hashlib.sha256(key.encode()).hexdigest()))
+            with suppress(OSError, NotImplementedError):  # a disk without locks, or a holder that hangs
+                own.acquire()
+            found = self._read(signature, target_context)  # another process may have compiled it meanwhile
+            if found is not None:
+                self._unlock(signature)
         if found is None:
             _PROGRESS.begin()
         return found
 
     def save_overload(self, signature: object, data: object) -> None:
         _PROGRESS.count()
+        if not self._enabled:
+            return
         try:
-            super().save_overload(signature, data)
-        except (OSError, DamagedError) as error:
+            with self._lock("index"):
+                super().save_overload(signature, data)
+        except (OSError, NotImplementedError, DamagedError) as error:
             self._enabled = False
             _PROGRESS.tell_no_cache(error)
+        finally:
+            self._unlock(signature)
+
+    def _read(self, signature: object, target_context: object) -> object:
+        try:
+            return super().load_overload(signature, target_context)
+        except OSError:
+            return None
+        except Exception:  # damaged, or it names a type that has been renamed or moved
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def _lock(self, of: str) -> FileLock:
+        return FileLock(
+            f"{self._cache_file._index_path}.{of[:16]}.lock", timeout=LONGEST_S, thread_local=False
+        )
+
+    def _unlock(self, signature: object) -> None:
+        """Releases the lock of a kernel; processes that wait for it find the kernel compiled."""
+        if (own := self._locks.pop(signature, None)) is not None and own.is_locked:
+            with suppress(OSError):
+                os.unlink(own.lock_file)
+            own.release(force=True)
 
 
 class DamagedError(Exception):

@@ -148,7 +148,8 @@ def evaluation() -> Answers:
                     where = " ".join(row.get(key, "") for key in ("cluster", "placer", "order", "seed"))
                     yield f"{name} {path} {where}", answer(kind, cells, float(row["step_time_s"]))
             elif path == "report.html":
-                text = re.sub(r"<td>[^<]*</td>|<svg.*?</svg>", "", content.decode(), flags=re.DOTALL)
+                varied = r"<td>[^<]*</td>|<svg.*?</svg>|<p class=.note.><time>.*?</p>\n"
+                text = re.sub(varied, "", content.decode(), flags=re.DOTALL)
                 yield f"{name} {path}", answer(SOME, [text])
             elif path not in (".lock", "journal.jsonl"):
                 yield f"{name} {path}", answer(kind, [content])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from agent.evaluation.answers import Answers, BestPlacement, placement_path
 from agent.evaluation.comparison.ratios import Where
@@ -17,7 +16,8 @@ from agent.evaluation.report.tables import Table, render
 from agent.evaluation.results import Trial
 from agent.placers.base import PLACERS
 from agent.placing.handover.pipeline import stage_rows
-from envs.figures import ROW_IN, Palette, draw_timeline
+from envs.figures import step_figure
+from envs.graph_figure import graph_figure
 from envs.objective import STEP
 from envs.pipeline.simulate import PipelineTime
 from envs.simulator.simulate import StepTime
@@ -25,9 +25,9 @@ from graphs.system.errors import InputError
 from graphs.system.numbers import four_digits
 
 GIB = 2**30
-WIDTH_IN = 6.6
+WIDTH_IN = 7.2
 MOST = 6
-"""Graphs that are shown one by one; each takes some hundred kilobytes."""
+"""Graphs that are shown one by one; each takes up to half a megabyte."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,17 @@ def detail_section(answers: Answers, pairs: Sequence[Pair]) -> Markup:
 
 def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object]:
     """A placement or pipeline as `details.html` shows it."""
-    step, cluster = answer.step, answer.problem.cluster
+    step = answer.step
     if isinstance(step, PipelineTime):
         more = f"{four_digits(step.throughput_per_s)} microbatches a second, {step.bubble_share:.0%} bubble"
         devices = _stage_table(answer, step)
     else:
         more, devices = f"{step.transfer_bytes / 1e6:,.1f} MB sent", _device_table(answer, step)
-
-    def draw(figure: Figure, palette: Palette) -> None:
-        axes = figure.add_subplot()
-        draw_timeline(axes, answer.objective, answer.placement, step, until_s, palette)
-        figure.legend(loc="outside upper left", ncols=5)
-
+    timeline = step_figure(answer.objective, answer.placement, step, "")
+    timeline.axes[0].set_xlim(0.0, timeline.axes[0].get_xlim()[1] * until_s / (step.total_s or until_s))
+    placed, graph_by = graph_figure(answer.problem, answer.device_of, ""), f"of {graph} by {answer.name}"
+    for figure in (timeline, placed):
+        figure.set_figwidth(WIDTH_IN)
     what = "timeline" if answer.objective.kind == STEP else "pipeline"
     return {
         "name": answer.name,
@@ -103,9 +102,10 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         "step": milliseconds(step.total_s),
         "more": more,
         "devices": devices,
-        "timeline": as_svg(
-            draw, WIDTH_IN, 0.9 + ROW_IN * cluster.n_devices, f"{what} of {graph} by {answer.name}"
-        ),
+        "figures": [
+            as_svg(timeline, f"{what} and memory {graph_by}"),
+            as_svg(placed, f"devices {graph_by}"),
+        ],
     }
 
 

@@ -13,32 +13,21 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.comparison.ratios import Run, by_run
 from agent.evaluation.results import Trial, name_of
-from envs.figures import Palette, style, svg_of
+from envs.figures import PAPER, style, svg_of
 from graphs.system.errors import printable
 
-LIGHT = ("#2166ac", "#d95f02", "#1b9e77", "#b2328c", "#8c6d1f", "#5e4fa2", "#c0392b", "#4d4d4d")
-"""Colours of lines and devices on white; `style.css` has those on black."""
-SERIES = {f"#01020{index}": f"var(--s{index})" for index in range(len(LIGHT))}
-PAGE = Palette("#010101", "#010102", "#010103", "#010104", tuple(SERIES))
-"""Colours that `as_svg` replaces by the page's CSS variables."""
-VARIABLES = SERIES | {getattr(PAGE, name): f"var(--{name})" for name in ("ink", "muted", "grid", "paper")}
-
-Draw = Callable[[Figure, Palette], None]
-"""Draws into an empty figure."""
+VARIABLES = {colour: f"var(--s{index})" for index, colour in enumerate(PAPER.series)}
+VARIABLES |= {getattr(PAPER, name): f"var(--{name})" for name in ("ink", "muted", "grid", "paper")}
+"""Colours of figures as the page's CSS variables; `style.css` has those on black."""
 
 
-def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
-    """Draws a figure as inline SVG.
+def as_svg(figure: Figure, label: str) -> Markup:
+    """Formats a figure as inline SVG in the colours of the page.
 
     Args:
-        width_in, height_in: size in inches of 72 units.
         label: says what is shown, to those who cannot see it.
     """
-    with mpl.rc_context(style(PAGE)):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="none")
-        draw(figure, PAGE)
-        svg = svg_of(figure)
-    svg = re.sub(r"#0[0-9a-f]{5}", lambda found: VARIABLES.get(found[0], found[0]), svg)
+    svg = re.sub(r"#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0]), svg_of(figure))
     named = Markup('role="img" aria-label="{}"').format(printable(label))
     sizes = r'<svg[^>]*?(viewBox="[^"]*")[^>]*>'
     return Markup(re.sub(sizes, lambda found: f"<svg {found[1]} {named}>", svg, count=1))
@@ -93,26 +82,25 @@ def _line(trials: Sequence[Trial], of: str) -> Line:
 def curve_charts(trials: Sequence[Trial]) -> list[Markup]:
     """Two charts: against evaluations and against seconds; none where nothing is feasible."""
     return [
-        as_svg(curve_figure(lines, of), *SIZE_IN, f"step time over one device against {of}")
+        as_svg(curve_figure(lines, of), f"step time over one device against {of}")
         for of in ("evaluations", "seconds")
         if (lines := lines_of(trials, of))
     ]
 
 
-def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
+def curve_figure(lines: Mapping[Run, Line], of: str) -> Figure:
     """Draws every placer as a line, or as a dot where it stops at once."""
-
-    def draw(figure: Figure, palette: Palette) -> None:
+    with mpl.rc_context(style(PAPER)):
+        figure = Figure(SIZE_IN, layout="constrained")
         axes = figure.add_subplot()
         ranked = sorted(lines.items(), key=lambda item: item[1][1][-1])
         for index, (run, (spent, ratio)) in enumerate(ranked):
             is_dot = len(spent) < 2 or spent[-1] < 1.2 * spent[0]
-            style = STYLES[index // len(palette.series) % len(STYLES)]
             axes.plot(
                 spent[-1:] if is_dot else spent,
                 ratio[-1:] if is_dot else ratio,
-                color=palette.of(index),
-                linestyle="none" if is_dot else style,
+                color=PAPER.of(index),
+                linestyle="none" if is_dot else STYLES[index // len(PAPER.series) % len(STYLES)],
                 marker="o" if is_dot else None,
                 markersize=5,
                 label=name_of(*run),
@@ -124,5 +112,4 @@ def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
         axes.set_ylabel("step time / one device")
         axes.grid(True)
         figure.legend(loc="outside upper left", ncols=2, fontsize=8)
-
-    return draw
+    return figure

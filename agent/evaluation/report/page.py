@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
 from agent.evaluation.report.details import detail_section, pairs
-from agent.evaluation.report.figures import LIGHT, curve_charts
+from agent.evaluation.report.figures import curve_charts
 from agent.evaluation.report.headline import headline
 from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
 from agent.placing.request import DATA_PARALLEL
+from agent.training.run_folder import git_commit
+from envs.figures import OKABE_ITO
+from graphs.dataset import project_version
 from graphs.system.json_files import write_bytes_atomic
 
 
@@ -42,6 +46,9 @@ def write_report(
         "report.html",
         headline=headline(with_data_parallel(trials, answers), uncalibrated),
         command=command,
+        written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=project_version(),
+        commit=git_commit(),
         n_ended=n_ended,
         n_trials=n_ended if n_trials is None else n_trials,
         failed=failed_line(n_failed) if n_failed else "",
@@ -51,7 +58,7 @@ def write_report(
         details=detail_section(answers, pairs(trials)) if answers else "",
         graphs=graph_table(trials),
         notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE},
-        light=LIGHT,
+        light=OKABE_ITO,
     )
     write_bytes_atomic(path, page.encode())
 

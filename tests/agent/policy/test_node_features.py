@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from agent.policy.node_features import (
+    CATEGORIES,
     GRAPH_FEATURES,
     NODE_FEATURES,
+    category,
     contract,
     graph_features,
     node_features,
     unit_leaders,
 )
-from agent.policy.op_categories import CATEGORIES, category
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from graphs.graph_columns import Csr

@@ -7,6 +7,7 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
@@ -54,6 +55,23 @@ def test_checkers_find_nothing(mdp: str, mask: str, reward: Reward, render_mode:
     env = gym.make("placewalk/Placement-v0", problems=problems, render_mode=render_mode, **settings)
     gymnasium_check(env.unwrapped)
     sb3_check(env.unwrapped)
+
+
+def test_an_environment_by_name_is_made_again_from_its_stored_spec() -> None:
+    env = gym.make("placewalk/Placement-v0")
+    gymnasium_check(env.unwrapped)
+    sb3_check(env.unwrapped)
+    names = {"families": "ptb", "cluster": ["4xv100", "2xk80"], "orders": ["bfs", "topo"], "mask": "none"}
+    made = gym.make("placewalk/Placement-v0", granularity="module", mdp="improve", **names)
+    again = gym.make(EnvSpec.from_json(made.spec.to_json()))
+    pairs = {(problem.graph.family, problem.cluster.name) for problem in again.unwrapped.problems}
+    assert pairs == {("ptb", "4xv100"), ("ptb", "2xk80")}
+    for seed in range(4):
+        (one, _), (other, _) = made.reset(seed=seed), again.reset(seed=seed)
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+        assert made.step(1)[1] == again.step(1)[1]
+    with pytest.raises(MdpError, match="problems are given; leave out families"):
+        gym.make("placewalk/Placement-v0", problems=[chain_problem()], families="ptb")
 
 
 def unmaskable_problems() -> list[Problem]:

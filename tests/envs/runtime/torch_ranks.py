@@ -65,11 +65,11 @@ def compare(rank: int, plan: PipelinePlan, folder: Path, port: int) -> None:
 
 
 def run_snippet(rank: int, port: int) -> None:
-    """Runs the snippet of the README as torchrun does on two devices."""
+    """Runs the snippet of the page as torchrun does on two devices."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-    readme = (Path(__file__).parents[3] / "envs" / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/how-to/pipelines.md").read_text(encoding="utf-8")
     (snippet,) = (
-        each for each in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "pipeline_stages" in each
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "pipeline_stages" in each
     )
     assert sum(map(bool, snippet.splitlines())) <= 8
     names: dict[str, Any] = {}

@@ -158,8 +158,8 @@ def test_what_names_no_loss_is_one_line(loss: Any) -> None:
 
 
 def test_the_recipe_for_a_gan_trains_each_part_by_its_own_loss() -> None:
-    readme = (Path(__file__).parents[3] / "envs" / "README.md").read_text(encoding="utf-8")
-    (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", readme, re.S) if "class Gan" in code)
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "run.md").read_text(encoding="utf-8")
+    (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "class Gan" in code)
     torch.manual_seed(0)
     found: dict[str, Any] = {}
     start = "module, batch = Gan()"

@@ -105,6 +105,28 @@ def test_machine_code_for_other_types_is_compiled_anew(tmp_path: Path, run_calle
     assert run_caller(call.format(1.5)) == ("2.5", "")
 
 
+TWICE_AT_ONCE = """
+import os, arguments
+from caller import caller
+from numba.core import event
+pids = []
+for _ in range(2):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        with event.install_recorder("numba:compile") as recorder:
+            caller(arguments.Two(a=1, b=5))
+        os._exit(len(recorder.buffer) // 2)
+print(*sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
+"""
+
+
+def test_two_processes_compile_a_kernel_once(tmp_path: Path, run_caller: Run) -> None:
+    printed = run_caller(TWICE_AT_ONCE)[0].split()
+    assert sum(map(int, printed)) == 2
+    assert all(path.name.endswith(".index.lock") for path in tmp_path.rglob("*.lock"))
+    assert run_caller() == ("2", "")
+
+
 def test_kernels_are_counted_as_they_are_compiled(run_caller: Run) -> None:
     """Callee and caller, each for integers and for floats, in one process; then the latter in another one."""
     begin = "import graphs.system.jit as jit; jit.PERIOD_S = -1.0\n"

@@ -145,7 +145,8 @@ def test_each_documented_group_is_read() -> None:
     from graphs.families import FAMILIES
     from graphs.orders import ORDERS
 
-    documented = re.findall(r"`(placewalk\.\w+)`", (ROOT / "agent/README.md").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/how-to/extend.md").read_text(encoding="utf-8")
+    documented = re.findall(r"`(placewalk\.\w+)`", page)
     assert {registry._group for registry in (PLACERS, ORDERS, ENCODERS, FAMILIES)} == set(documented)
 
 

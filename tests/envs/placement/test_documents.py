@@ -1,4 +1,4 @@
-"""The package's README: its example runs, and its table names the features as they are declared."""
+"""The documents of the environment: examples run, and the table names the features as they are declared."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from envs.placement.observation.features import DEVICE_FEATURES
 from envs.simulator.simulate import simulate_problem
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "envs" / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+WALK, SCRIPTS, RUNS = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("explanation/walk.md", "how-to/environment.md", "how-to/run.md")
+)
+EXAMPLES = re.findall(r"```python\n(.*?)```", RUNS + SCRIPTS, flags=re.DOTALL)
 
 
 def test_the_table_lists_every_feature() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", README, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", WALK, flags=re.MULTILINE)
     declared = [(feature.name, feature.group, feature.unit) for feature in DEVICE_FEATURES]
     assert [(name, group, unit) for name, group, unit, _ in rows] == declared
 

@@ -420,31 +420,27 @@ def rank_correlation(rows: Rows) -> str:
     return f"{kendall(one, other):.3f}"
 
 
+ERRORS = [
+    *(("plans", count), ("ratio", mean("predicted", "measured")), ("median error", error(0.5))),
+    *(("90th percentile", error(0.9)), ("Kendall's tau", rank_correlation)),
+]
+OF_SAILOR = ("clariden", "mit")
 EXPERIMENTS.register(
     "measured_memory",
     Experiment(
         "How wrong are the predicted time and peak memory of pipelines that others measured?",
-        rows=["measured_memory.csv.gz"],
-        tables=[
+        [
             Pivot(
                 {"cluster": "cluster", "predicted": "what"},
-                [
-                    ("plans", count),
-                    ("ratio", mean("predicted", "measured")),
-                    ("median error", error(0.5)),
-                    ("90th percentile", error(0.9)),
-                    ("Kendall's tau", rank_correlation),
-                ],
-                where=lambda row: not row["use"] and row["cluster"] in ("clariden", "mit"),
+                ERRORS,
+                where=lambda row: not row["use"] and row["cluster"] in OF_SAILOR,
             ),
             Pivot(
                 {"step, s": "plan"},
-                [
-                    ("measured", value("measured", ".2f")),
-                    Across("what", value("predicted", ".2f")),
-                ],
-                where=lambda row: row["cluster"] not in ("clariden", "mit"),
+                [("measured", value("measured", ".2f")), Across("what", value("predicted", ".2f"))],
+                where=lambda row: row["cluster"] not in OF_SAILOR,
             ),
         ],
+        ["measured_memory.csv.gz"],
     ),
 )

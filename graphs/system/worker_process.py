@@ -235,7 +235,7 @@ def _limit_waits(connection: Connection, seconds: float) -> None:
 def _serve(connection: Connection, handler: Callable[[Any], Any] | None) -> None:
     """Asks with a None for the handler, and for the first request; each answer asks for the next."""
     Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, BrokenPipeError):  # the parent has ended
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended
         if handler is None:
             connection.send(None)
             handler = connection.recv()

@@ -63,7 +63,7 @@ def test_a_training_survives_any_signal_at_any_moment(here: Path) -> None:
 
 
 PHASES = {
-    "references": "annealing 3 graphs",
+    "references": "annealing 8 graphs",
     "search": "searching 5 placements",
     "imitation": "imitation_loss",
     "reinforcement": "policy_gradient_loss",

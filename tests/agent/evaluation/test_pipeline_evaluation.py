@@ -85,5 +85,5 @@ def test_report_draws_the_pipeline_from_memory_and_from_files(graph_file: Path, 
     page = (tmp_path / "report.html").read_text()
     evaluated(graph_file, tmp_path, *words)
     assert (tmp_path / "report.html").read_text() == page
-    assert "pipeline of gpt-00 on 4xv100 by refine" in page
+    assert "pipeline and memory of gpt-00 on 4xv100 by refine" in page
     assert "% bubble" in page

@@ -21,6 +21,7 @@ def settings_of(study: str) -> tuple[TrainConfig, StudyConfig]:
     page = (RESULTS / f"{study}.md").read_text(encoding="utf-8")
     (command,) = (line for line in page.splitlines() if line.startswith("python train_agent.py"))
     options = vars(make_parser().parse_args(shlex.split(command)[2:]))
+    del options["compile"]
     config = study_settings(options)
     assert config is not None
     return resolve(options)[0], config

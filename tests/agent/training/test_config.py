@@ -21,7 +21,7 @@ def test_round_trip() -> None:
 
 
 def test_flags_and_fields_are_the_same() -> None:
-    options = {action.dest for action in make_parser()._actions} - {"help", "config", "resume"}
+    options = {action.dest for action in make_parser()._actions} - {"help", "config", "resume", "compile"}
     settings = (TrainConfig(), StudyConfig(), EngineConfig())
     assert options == {name for each in settings for name in each.to_json()}
 

@@ -28,6 +28,7 @@ SMALL = TrainConfig(
     repeats=4,
     n_steps=32,
     batch_size=128,
+    learning_rate=3e-4,
     epochs=2,
     eval_every=2,
     checkpoint_every=2,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.cluster.cluster import Cluster, Device
-from envs.placement.episodes import EpisodeBatch, EpisodeResult
+from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings
 from envs.problem import Problem
 from envs.simulator.simulate import step_times_s
 from graphs import build_graph
@@ -21,7 +21,7 @@ def walked(problem: Problem, order: str, mask: str) -> tuple[IntArray, list[Epis
     """Walks to all placements, int (n, n_ops), by another device where its own is masked."""
     n_units, episodes = len(problem.graph.units), problem.n_devices ** len(problem.graph.units)
     by_unit = np.array(list(itertools.product(range(problem.n_devices), repeat=n_units)))
-    batch, each = EpisodeBatch([problem], episodes, orders=(order,), mask=mask), np.arange(episodes)
+    batch, each = EpisodeBatch([problem], episodes, EpisodeSettings((order,), mask=mask)), np.arange(episodes)
     results: dict[int, EpisodeResult] = {}
     for episode in each.tolist():
         batch.begin(episode, 0, 0, np.random.default_rng(episode))

@@ -17,7 +17,7 @@ from envs.cluster.cluster import Cluster
 from envs.objective import STEP, Objective
 from envs.placements.placement import Placement, spread_unread
 from envs.problem import Problem
-from envs.simulator.simulate import simulate_problem
+from envs.simulator.simulate import simulate_problem, simulated_memory
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.compiling import Job
 from graphs.system.running_time import running_cpu_s, running_s
@@ -133,12 +133,13 @@ def compile_jobs(
 
 
 def _place_once(name: str, cluster: Cluster) -> None:
-    """Makes a trial of a placer, or without one explains a placement and computes the lower bound."""
+    """Makes a trial of a placer, or without one what explanations, figures and bounds call."""
     problem = Problem(warm_up_graph(), cluster)
     if not name:
         lower_bound_s(problem)
         device_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
         explain(problem, device_of, simulate_problem(problem, device_of))
+        simulated_memory(problem, device_of, 1)
         return
     policy = open_policy("pretrained") if PLACERS[name].is_learned else None
     TrialRunner().place(make_placer(name, policy, "topo"), Objective(problem), WARM_UP, order="topo", seed=0)

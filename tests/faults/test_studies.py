@@ -77,7 +77,8 @@ def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
         assert code in ((0, -KILL) if number == KILL else (0, 1)), command.output
         assert "Traceback" not in command.output
         if code == 1 and len(outcomes(here, name)) < len(outcomes(here, "whole")):  # else all had ended
-            assert "stopped; run the same command again to resume" in command.output
+            ends = "stopped; run the same command again to resume", "interrupted before it began"
+            assert any(end in command.output for end in ends)  # a trial may outlive a killed study a moment
         for trial in (here / "runs" / name / "trials").iterdir():
             CheckpointFolder(trial / "checkpoints").latest()  # can be read
     last = study(here, name)

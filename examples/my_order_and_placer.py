@@ -4,7 +4,7 @@ An order, a function of the graph, says in which sequence a policy visits the op
 in a `SearchState` until its budget ends. The decorators give them names, which `place` then knows;
 `--plugin examples/my_order_and_placer.py` gives them to `train_agent.py` and `evaluate.py`.
 
-It takes half a minute, and compiles for another one when it first runs. It prints the step times over one
+It takes five seconds, and compiles for a minute when it first runs. It prints the step times over one
 device, geometric means over the graphs, and saves `runs/examples/my_order_and_placer.svg`.
 """
 

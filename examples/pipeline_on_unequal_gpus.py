@@ -5,7 +5,7 @@ state, fits on neither. `place` cuts it where the stages take equally long withi
 says the cut in the words of `torch.distributed.pipelining`. A narrow twin of the model is placed alike;
 `compile` trains it with that library, here on two CPU devices.
 
-It takes half a minute, and compiles for another one when it first runs. It prints the stages, the export and
+It takes 40 seconds, and compiles for a minute when it first runs. It prints the stages, the export and
 the losses of the pipeline and of the plain module, which are equal. It saves
 `runs/examples/pipeline_on_unequal_gpus.svg`.
 """

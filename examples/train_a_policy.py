@@ -3,7 +3,7 @@
 `PlacementVecEnv` is a `VecEnv` and `PlacementPPO` a `MaskablePPO`, so `learn`, loggers and callbacks are
 those of Stable-Baselines3. The policy learns from 26 graphs; the callback places six others of the family.
 
-It takes two minutes of two cores, and compiles for another one when it first runs. It prints SB3's tables
+It takes a minute of two cores, and compiles for another one when it first runs. It prints SB3's tables
 and the steps of an unseen graph. It saves the learning curve as
 `runs/examples/train_a_policy/train_a_policy.svg`, and beside it both policies for `evaluate.py --policy`.
 """

@@ -4,9 +4,8 @@ It uses numpy, torch and Placewalk's environment, and nothing of Placewalk's age
 of a graph and chooses a device for each. An observation names the graph and the op, and has a row of features
 for each device (`envs/placement/observation/features.py`). The return is minus the step time in steps of one
 device. The policy learns from 26 graphs; the six others of the family judge it.
-In 35 processor seconds of a loaded core, seeds 0 and 1 reach 0.671 and 0.643 of one device's step, 0.953 and
-0.914 of list scheduling (0.704). HEFT reaches 0.684. With `--timesteps 4000000`, seed 0 reaches 0.629 and
-0.894 in five processor minutes.
+In 35 processor seconds, seeds 0 and 1 reach 0.671 and 0.643 of one device's step, where list scheduling
+reaches 0.704 and HEFT 0.684; in five processor minutes (`--timesteps 4000000`), seed 0 reaches 0.629.
 
 What to change first:
 - `Policy` sees an op alone; a graph encoder over `problem.graph.edges` in place of `of_op` sees more.

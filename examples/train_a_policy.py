@@ -47,7 +47,6 @@ def main() -> None:
             model.learn(flags.timesteps, callback=[CompareWithSearch(problems[:N_UNSEEN])])
         model.save(flags.out / when)
         plans[when] = place(problems[0].graph, cluster=cluster, placer="policy", policy=flags.out / when)
-
     with (flags.out / "progress.csv").open(encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["compare/to_annealing"]]
     figure, axes = plt.subplots(3, figsize=(10, 8), layout="constrained")
@@ -58,7 +57,8 @@ def main() -> None:
     for axis, (when, plan) in zip(axes[1:], plans.items(), strict=True):
         draw_timeline(axis, plan.objective, plan.placement, plan.step_time, until_s, PAPER)
         axis.set_title(f"{when}: {plan.graph.name}, {1e3 * plan.step_time.total_s:.1f} ms", loc="left")
-        print(f"{when} training, {plan.graph.name} takes {plan.ratio_to_single:.3f} of one device's step")
+        lack = "" if plan.single.fits else ", had it the memory"
+        print(f"{when} training, {plan.graph.name} takes {plan.ratio_to_single:.3f} of one device's step{lack}")
     figure.savefig(flags.out / "train_a_policy.svg")
     print(f"saved {flags.out / 'train_a_policy.svg'}")
 

@@ -58,7 +58,7 @@ def main() -> None:
         draw_timeline(axis, plan.objective, plan.placement, plan.step_time, until_s, PAPER)
         axis.set_title(f"{when}: {plan.graph.name}, {1e3 * plan.step_time.total_s:.1f} ms", loc="left")
         lack = "" if plan.single.fits else ", had it the memory"
-        print(f"{when} training {plan.graph.name} takes {plan.ratio_to_single:.3f} of one device's step{lack}")
+        print(f"{when} training, {plan.graph.name}: {plan.ratio_to_single:.3f} of one device's step{lack}")
     figure.savefig(flags.out / "train_a_policy.svg")
     print(f"saved {flags.out / 'train_a_policy.svg'}")
 

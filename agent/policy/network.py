@@ -66,13 +66,17 @@ class PlacementNetwork(nn.Module):
                 a row.
 
         Returns:
-            Logits (n, n_devices), meaningless for a device that is not usable, and state values (n,).
+            Logits (n, n_devices), 0 for a device that is not usable, and state values (n,).
         """
         devices = self._visible(devices)
         first_layers = context + self.of_pool(_pool(devices, usable))  # without the device at hand
         for_actor, for_critic = first_layers.chunk(2, dim=1)
         values: Tensor = self.critic(for_critic).squeeze(1)
-        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
+        if usable.all():
+            return self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2), values
+        decision = usable.nonzero()[:, 0]  # rows of devices that do not exist would take as long as others
+        scored = self.actor(for_actor.index_select(0, decision) + self.of_device(devices[usable]))
+        logits = torch.zeros_like(devices[:, :, 0]).masked_scatter(usable, scored.squeeze(1))
         return logits, values
 
     def _visible(self, devices: Tensor) -> Tensor:

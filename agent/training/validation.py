@@ -93,7 +93,7 @@ def greedy_ratios(
     As the placer does, it places again with less memory where a placement is out of memory.
 
     Args:
-        reward: says what the step takes under a placement that fits.
+        reward: says what the step takes under a placement that fits, and on the single device.
     """
     ratios: dict[int, float] = {}
     waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}
@@ -103,11 +103,20 @@ def greedy_ratios(
             step = simulate_problem(problems[index], device_of[0])
             if step.fits:
                 timed = step if reward is simulated else reward(problems[index], device_of[0])
-                ratio = timed.total_s / problems[index].scale_s
+                ratio = timed.total_s / _single_device_s(problems[index], reward)
                 ratios[index] = ratio if math.isfinite(ratio) else INFEASIBLE_RATIO
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
                 del waiting[index]
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]
+
+
+def _single_device_s(problem: Problem, reward: Reward) -> float:
+    """Seconds of the step on the fastest single device; simulated where it cannot be measured."""
+    if reward is simulated:
+        return problem.scale_s
+    device = int(problem.single_device_s.argmin())
+    step_s = reward(problem, np.full(problem.graph.n_ops, device)).total_s
+    return step_s if math.isfinite(step_s) else problem.scale_s
 
 
 def drawn(policy: Policy, problem: Problem, order: str) -> Picture:

@@ -9,7 +9,9 @@ from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from agent.training import validation as evaluating
 from agent.training.validation import ratios_over_orders
+from envs.placement.reward import Measured
 from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
 from tests.agent.placement_cases import make_cluster, training_graph
 
 ORDERS = ("topo", "bfs", "b-level")
@@ -37,3 +39,11 @@ def test_one_order_is_placed_by_all():
     policy = Policy(PlacementNetwork(current_shape("none", 8, 1)))
     problems = [Problem(training_graph(2, branches), make_cluster(2)) for branches in (1, 2)]
     assert ratios_over_orders(policy, problems, ("bfs",)) == evaluating.greedy_ratios(policy, problems, "bfs")
+
+
+def test_a_factor_that_measured_steps_have_cancels_out_of_ratios_to_one_device():
+    policy = Policy(PlacementNetwork(current_shape("none", 8, 1)))
+    problems = [Problem(training_graph(2, 2), make_cluster(2))]
+    measured = Measured(lambda problem, device_of: 3 * simulate_problem(problem, device_of).total_s)
+    ratios = evaluating.greedy_ratios(policy, problems, "topo", measured)
+    assert ratios == pytest.approx(evaluating.greedy_ratios(policy, problems, "topo"))

@@ -54,6 +54,3 @@ class StudyConfig(Settings, error=ConfigError):
     attempts: int = option(
         3, "number of times that a study trial is started if its process dies", group=STUDIES, least=1
     )
-    cold_control: bool = option(
-        False, "also train every study trial without --init, on the same seed", group=STUDIES
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +14,7 @@ from agent.contexts.local import CURVES
 from agent.evaluation.comparison.intervals import crossed_interval
 from agent.evaluation.terminal_report import text_table
 from agent.studies.record import Attempt, Study
-from agent.studies.trial_process import COMPLETE, FAILED, JUDGEMENT, PRUNED, STALE
-from agent.training.run_folder import policy_folder
+from agent.studies.trial_process import COMPLETE, FAILED, JUDGEMENT, PRUNED
 from graphs.system.csv_files import write_csv
 from graphs.system.json_files import FileFormatError, read_json
 
@@ -54,8 +51,6 @@ def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
         lines += [*table(found), f"effects: {study.folder / 'effects.csv'}"]
     else:
         lines += compared(attempts)
-    if study.config.cold_control:
-        lines += warm_against_cold(attempts, study.base.init)
     lines.append(f"trials: {study.folder / 'trials.csv'}")
     lines.append(CURVES.format(study.folder))
     if not all_ended:
@@ -80,44 +75,6 @@ def compared(attempts: Iterable[Attempt]) -> list[str]:
     headings = "settings", "score", "±", "held out", "seeds"
     legend = "score, held out: step times over the fastest single device's, means over seeds"
     return [*text_table(headings, rows, expendable=("±", "held out")).lines, legend] if rows else []
-
-
-def warm_against_cold(attempts: Iterable[Attempt], init: str) -> list[str]:
-    """Compares trainings from a policy with those from random weights, on the same settings and seeds.
-
-    The decisions that the policy to start from had learned from count once with and once without.
-    """
-    done = {
-        attempt.trial: attempt
-        for attempt in attempts
-        if attempt.status == COMPLETE and attempt.best_score is not None
-    }
-    pairs = [(done[name], done[f"{name}-cold"]) for name in done if f"{name}-cold" in done]
-    if not pairs:
-        return []
-    ratios = [(warm.best_score or 1.0) / (cold.best_score or 1.0) for warm, cold in pairs]
-    mean = math.exp(fmean(map(math.log, ratios)))
-    warm_decisions, cold_decisions = (
-        fmean(each.decisions for each in side) for side in zip(*pairs, strict=True)
-    )
-    sunk = _decisions_before(init)
-    before = f"{sunk:,} before that, in its study" if sunk is not None else "those before that are not known"
-    return [
-        f"from {init}: {mean:.3f} of the step time from random weights, over {len(pairs)} pairs,",
-        f"by {warm_decisions:,.0f} decisions ({before}) against {cold_decisions:,.0f}",
-    ]
-
-
-def _decisions_before(init: str) -> int | None:
-    """Decisions of the study that a policy comes from; None without one, or where its table is damaged."""
-    path = Path(policy_folder(init)).parent.parent / "trials.csv"
-    if not path.is_file():
-        return None
-    try:
-        with path.open(encoding="utf-8") as file:
-            return sum(int(row["decisions"]) for row in csv.DictReader(file) if row["status"] != STALE)
-    except (KeyError, TypeError, ValueError, csv.Error):
-        return None
 
 
 class Effect(NamedTuple):
@@ -149,7 +106,7 @@ def effects(folder: Path, attempts: Iterable[Attempt]) -> list[Effect]:
     """
     judged: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
     for attempt in attempts:
-        if attempt.status == COMPLETE and attempt.held_out is not None and attempt.mode != "cold":
+        if attempt.status == COMPLETE and attempt.held_out is not None:
             path = folder / "trials" / attempt.trial / JUDGEMENT
             ratios = read_json(path)
             if not isinstance(ratios, dict) or not all(

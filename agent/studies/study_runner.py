@@ -38,8 +38,8 @@ from graphs.system.worker_process import Death, Process, WorkerProcess
 POLL_S = 0.2
 """Seconds between two looks at study trials that run."""
 TAKES = {
-    "grid": {"vary", "seeds", "cold_control"},
-    "ablation": {"without", "seeds", "cold_control"},
+    "grid": {"vary", "seeds"},
+    "ablation": {"without", "seeds"},
     "search": {"vary", "trials", "prune"},
 }
 """Settings that a context takes beside `jobs` and `attempts`."""

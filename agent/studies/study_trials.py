@@ -56,7 +56,7 @@ class StudyTrial:
     Attributes:
         name: name of its folder, unique in the study.
         component: description of the change from the base; "" for the base.
-        mode: `base`, `without`, `replaced`, `grid`, `sampled`, or `cold` for a control without `--init`.
+        mode: `base`, `without`, `replaced`, `grid` or `sampled`.
         params: its point in the study's space; None if the search has yet to draw it.
     """
 
@@ -75,8 +75,8 @@ class StudyTrial:
     @property
     def in_tensorboard(self) -> str:
         """Folder of its events, by what varies: `order=topo,seed=0`; `without=,seed=0` is without nothing."""
-        first, last = f"{self.name} " * (self.mode == "sampled"), " cold" * (self.mode == "cold")
-        words = f"{first}{in_words(self.params or {})}{last}".replace(" ", ",")
+        first = f"{self.name} " * (self.mode == "sampled")
+        words = f"{first}{in_words(self.params or {})}".replace(" ", ",")
         return re.sub(r"[^\w.,+=-]", "-", words)[-200:]
 
     def drawn(self, params: Mapping[str, Any]) -> StudyTrial:
@@ -89,7 +89,7 @@ def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTria
     """Lists the trials of a study, and the space that they are points of.
 
     Raises:
-        ConfigError: a setting that cannot be varied, an unknown component, or cold controls without `--init`.
+        ConfigError: a setting that cannot be varied, or an unknown component.
     """
     alone = replace(base, context="local")
     if base.context == "search":
@@ -143,18 +143,13 @@ def describe_components() -> str:
 
 
 def _on_seeds(trials: Sequence[StudyTrial], config: StudyConfig) -> list[StudyTrial]:
-    """Repeats trials on every seed, all trials on a seed before the next; with cold controls if asked for."""
-    if config.cold_control and not any(trial.config.init for trial in trials):
-        raise ConfigError("--cold-control trains without --init too; give --init")
+    """Repeats trials on every seed, all trials on a seed before the next."""
     repeated = []
     for offset, trial in itertools.product(range(config.seeds), trials):
         seed = trial.config.seed + offset
         name, params = f"{trial.name}-seed-{seed}", {**(trial.params or {}), "seed": seed}
         seeded = replace(trial.config, seed=seed, name=name)
         repeated.append(replace(trial, name=name, config=seeded, params=params))
-        if config.cold_control and seeded.init:
-            cold = replace(seeded, init="", name=f"{name}-cold")
-            repeated.append(StudyTrial(cold.name, cold, trial.component, "cold", params))
     return repeated
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.studies.record import Attempt
-from agent.studies.study_report import INCONCLUSIVE, compared, effects, warm_against_cold
+from agent.studies.study_report import INCONCLUSIVE, compared, effects
 from graphs.system.json_files import FileFormatError, write_json_atomic
 
 ROW = Attempt("s", 1, "000-seed-0", "grid", "hidden=8", "grid", 0, "complete", best_score=0.5, held_out=0.6)
@@ -57,28 +57,3 @@ def test_an_effect_is_paired_by_seed_and_graph(tmp_path: Path) -> None:
     write_json_atomic(tmp_path / "trials" / "base-seed-0" / "held_out.json", {"g0 on c": -1.0})
     with pytest.raises(FileFormatError, match="holds no step times"):
         effects(tmp_path, rows)
-
-
-def test_a_warm_start_is_paired_with_its_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the study before has cost counts once: rows that a later attempt went on with are in that one."""
-    monkeypatch.chdir(tmp_path)
-    before = tmp_path / "runs" / "before"
-    before.mkdir(parents=True)
-    (before / "trials.csv").write_text("trial,status,decisions\na,stale,300\na,complete,1000\n")
-    rows = [
-        replace(ROW, best_score=0.4, decisions=100),
-        replace(ROW, trial="000-seed-0-cold", mode="cold", best_score=0.8, decisions=200),
-        replace(ROW, trial="001-seed-0", best_score=0.1),
-    ]
-    lines = warm_against_cold(rows, "trial:before/000-seed-0")
-    assert lines == [
-        "from trial:before/000-seed-0: 0.500 of the step time from random weights, over 1 pairs,",
-        "by 100 decisions (1,000 before that, in its study) against 200",
-    ]
-    unknown = "those before that are not known"
-    table = (before / "trials.csv").read_text()
-    for damaged in (table.replace(",", ";"), table.replace("1000", "1 000"), table + "\nshort,1\n"):
-        (before / "trials.csv").write_text(damaged)
-        assert unknown in warm_against_cold(rows, "trial:before/000-seed-0")[1]
-    assert unknown in warm_against_cold(rows, "pretrained")[1]
-    assert warm_against_cold(rows[2:], "pretrained") == []

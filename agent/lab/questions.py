@@ -444,3 +444,18 @@ EXPERIMENTS.register(
         ["measured_memory.csv.gz"],
     ),
 )
+BOTH = ("sailor_s", "ours_s")
+EXPERIMENTS.register(
+    "planners",
+    Experiment(
+        "Are planners of the field ahead of ours on clusters of unequal GPUs?",
+        [
+            Pivot(
+                {"step, s": "planner"},
+                [Across("case", lambda rows: " / ".join(f"{row[by]:.2f}" for row in rows for by in BOTH))],
+            ),
+            Pivot({"planning, s": "planner"}, [Across("case", value("cpu_s", ".2f"))]),
+        ],
+        ["planners.csv.gz"],
+    ),
+)

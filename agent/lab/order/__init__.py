@@ -1,1 +1,0 @@
-"""What a visit order is worth without training; the page `order` has the answers."""

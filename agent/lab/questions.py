@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agent.evaluation.comparison.intervals import nested_interval
+from agent.evaluation.comparison.intervals import crossed_interval, nested_interval
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
 from agent.lab.pivot import (
     Across,
@@ -369,6 +369,18 @@ def agreement(head: str, families: Sequence[str] = ()) -> Pivot:
     )
 
 
+def over_base(rows: Rows) -> str:
+    """Formats the step over a base, with a 95 % interval over trainings and graphs."""
+    trainings = grouped(rows, lambda row: row["seed"]).values()
+    logs = np.log([[row["over_base"] for row in own] for own in trainings])
+    return str(crossed_interval(logs)) if rows else ""
+
+
+def trained(part: str, index: Mapping[str, Key], cell: tuple[str, Statistic] = ("order", over_base)) -> Pivot:
+    """Makes a table of a part of the rows of trainings."""
+    return Pivot(index, [Across(*cell)], lambda row: row.get("part") == part)
+
+
 PROBED = [
     (f"{what}, {features} features", average(column, form, features=features))
     for features in ("all", "equal")
@@ -378,7 +390,7 @@ EXPERIMENTS.register(
     "order",
     Experiment(
         "Does the order matter, and why?",
-        rows=["order.csv.gz", "order_information.csv.gz", "orders.csv.gz"],
+        rows=["order.csv.gz", "order_information.csv.gz", "orders.csv.gz", "order_trainings.csv.gz"],
         tables=[
             in_part(
                 "decodes",
@@ -400,6 +412,9 @@ EXPERIMENTS.register(
             agreement("over all problems"),
             in_part("local-search", "units in"),
             in_part("issue order", "issue order"),
+            *(trained("weights", {**index, "weights": "arm"}) for index in ({}, {"family": "family"})),
+            trained("credit", {"learner": "arm"}),
+            trained("summary", {"of": "what"}, ("arm", value("value", ".3f"))),
         ],
     ),
 )

@@ -369,6 +369,7 @@ def agreement(head: str, families: Sequence[str] = ()) -> Pivot:
     )
 
 
+TIMES = mean("cpu_s", "base_cpu_s")
 PROBED = [
     (f"{what}, {features} features", average(column, form, features=features))
     for features in ("all", "equal")
@@ -378,13 +379,13 @@ EXPERIMENTS.register(
     "order",
     Experiment(
         "Does the order matter, and why?",
-        rows=["order.csv.gz", "order_information.csv.gz", "orders.csv.gz"],
+        rows=["order.csv.gz", "order_chosen.csv.gz", "order_information.csv.gz", "orders.csv.gz"],
         tables=[
             in_part(
                 "decodes",
                 "placements",
                 ("decodes", average("decodes", ".0f")),
-                ("processor time", mean("cpu_s", "base_cpu_s")),
+                ("processor time", TIMES),
             ),
             in_part("starts", "`refine` from heuristics and", ("decodes", average("decodes", ".1f"))),
             Pivot(
@@ -398,6 +399,10 @@ EXPERIMENTS.register(
             ),
             agreement("family", TRAINED),
             agreement("over all problems"),
+            *(
+                in_part(part, part, ("decodes", average("decodes", ".1f")), ("processor time", TIMES))
+                for part in ("chosen, over samples in topo", "chosen, over one decode in topo")
+            ),
             in_part("local-search", "units in"),
             in_part("issue order", "issue order"),
         ],

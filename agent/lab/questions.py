@@ -381,6 +381,8 @@ def trained(part: str, index: Mapping[str, Key], cell: tuple[str, Statistic] = (
     return Pivot(index, [Across(*cell)], lambda row: row.get("part") == part)
 
 
+TIMES = mean("cpu_s", "base_cpu_s")
+OF_ORDER = "information", "trainings", "chosen"
 PROBED = [
     (f"{what}, {features} features", average(column, form, features=features))
     for features in ("all", "equal")
@@ -390,13 +392,13 @@ EXPERIMENTS.register(
     "order",
     Experiment(
         "Does the order matter, and why?",
-        rows=["order.csv.gz", "order_information.csv.gz", "orders.csv.gz", "order_trainings.csv.gz"],
+        rows=["order.csv.gz", *(f"order_{name}.csv.gz" for name in OF_ORDER), "orders.csv.gz"],
         tables=[
             in_part(
                 "decodes",
                 "placements",
                 ("decodes", average("decodes", ".0f")),
-                ("processor time", mean("cpu_s", "base_cpu_s")),
+                ("processor time", TIMES),
             ),
             in_part("starts", "`refine` from heuristics and", ("decodes", average("decodes", ".1f"))),
             Pivot(
@@ -410,6 +412,10 @@ EXPERIMENTS.register(
             ),
             agreement("family", TRAINED),
             agreement("over all problems"),
+            *(
+                in_part(part, part, ("decodes", average("decodes", ".1f")), ("processor time", TIMES))
+                for part in ("chosen, over samples in topo", "chosen, over one decode in topo")
+            ),
             in_part("local-search", "units in"),
             in_part("issue order", "issue order"),
             *(trained("weights", {**index, "weights": "arm"}) for index in ({}, {"family": "family"})),

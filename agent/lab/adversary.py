@@ -32,7 +32,7 @@ BUDGETS = (0.03, 0.1, 0.3)
 FLOPS_PER_S, LINK_BYTES_PER_S, AMPLE_BYTES = 1e12, 1e10, 1e15
 OP_S, RESIDENT_BYTES = 1e-3, 1e7
 MAX_GAP, MOST_LATE = 4.0, 1.5
-"""A placer that takes more than so many times the budget counts as ahead no more (`policy-beam` always may)."""
+"""A placer that takes more than so many times the budget is not ahead."""
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 0.05, 0.005
 CONFIRMED_FROM, CONFIRMING_SEEDS = 1.05, (1, 2, 3)
 
@@ -225,14 +225,15 @@ def main() -> None:
                     return
                 steps = adversary.steps(new, (0,))
                 gap, ahead = gap_of(steps)
-                row = {"chain": chain, "step": step, **asdict(new), "gap": gap, "ahead": ahead, "steps": steps}
+                row = {"chain": chain, "step": step, **asdict(new)}
+                row |= {"gap": gap, "ahead": ahead, "steps": steps}
                 if gap > CONFIRMED_FROM:
                     confirmed = adversary.steps(new, CONFIRMING_SEEDS)
                     row["confirmed"], row["confirmed_ahead"] = gap_of(confirmed)
                     row["confirming"] = confirmed
                 with options.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-                print(chain, step, shape, round(row["gap"], 3), row["ahead"], row.get("confirmed"), flush=True)
+                print(chain, step, shape, gap, ahead, row.get("confirmed"), flush=True)
             energy_new = np.log(row.get("confirmed", row["gap"]))
             cooled = step / options.steps
             temperature = FIRST_TEMPERATURE * (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** cooled

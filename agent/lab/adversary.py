@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from agent.lab.pivot import Rows
-from agent.placers.base import Budget
+from agent.instances.instance import load_instance
+from agent.lab.pivot import Row, Rows, write_rows
+from agent.placers.base import Budget, PlacementResult
 from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
 from agent.policy.serialization import StoredPolicy
 from envs.cluster.cluster import Cluster, Device
+from envs.cluster.files import write_cluster
 from envs.objective import Objective
+from envs.placements.files import placement_to_json
 from envs.problem import Problem
+from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.json_files import read_json, write_json_atomic
+from graphs.system.registry import load_plugins
 from graphs.system.running_time import running_cpu_s
 
-PLACER = "auto"
+PLACER, OLD = "auto", "auto-old"
 OTHERS = ("refine", "annealing", "local-search", "policy-refine", "rollout-refine")
 QUICK = ("heft", "m-etf", "metis", "cross-entropy")
 SHAPES = ("chain", "fork-join", "layered", "in-tree", "out-tree", "grid")
@@ -67,7 +75,7 @@ class Parameters:
 
 def draw(shape: str, rng: np.random.Generator) -> Parameters:
     """Draws parameters."""
-    return Parameters(shape, **{name: drawn(rng) for name, drawn in DRAWS.items()})
+    return Parameters(shape, **{name: drawn(rng) for name, drawn in DRAWS.items()})  # type: ignore[arg-type]
 
 
 DRAWS: dict[str, Callable[[np.random.Generator], object]] = {
@@ -170,23 +178,29 @@ class Adversary:
     def __init__(self, policy: StoredPolicy) -> None:
         self._policy, self._runner = policy, TrialRunner()
 
-    def step_s(self, name: str, problem: Problem, seconds: float, seed: int) -> float:
-        """The step that a placer finds; infinite where it is infeasible, or another than `auto` is late."""
+    def place(self, name: str, problem: Problem, seconds: float, seed: int) -> PlacementResult:
+        """Runs a placer."""
         placer = make_placer(name, self._policy, "topo")
         order = "topo" if placer.is_learned else ""
         budget = Budget(None, seconds, running_cpu_s)
-        found = self._runner.place(placer, Objective(problem), budget, order=order, seed=seed)
-        is_late = name != PLACER and found.cpu_s > MOST_LATE * seconds
+        return self._runner.place(placer, Objective(problem), budget, order=order, seed=seed)
+
+    def step_s(self, name: str, problem: Problem, seconds: float, seed: int) -> float:
+        """The step that a placer finds; infinite where it is infeasible, or another than `auto` is late."""
+        found = self.place(name, problem, seconds, seed)
+        is_late = name not in (PLACER, OLD) and found.cpu_s > MOST_LATE * seconds
         return found.step_time.total_s if found.feasible and not is_late else np.inf
 
-    def steps(self, at: Parameters, seeds: tuple[int, ...]) -> dict[str, list[float]]:
+    def steps(
+        self, at: Parameters, seeds: tuple[int, ...], more: tuple[str, ...] = ()
+    ) -> dict[str, list[float]]:
         """The steps of all placers by seed."""
         problem = Problem(*instance_of(at, "instance"))
         if not problem.is_feasible:
             return {}
         return {
             name: [self.step_s(name, problem, at.seconds, seed) for seed in seeds]
-            for name in (PLACER, *OTHERS, *QUICK)
+            for name in (PLACER, *more, *OTHERS, *QUICK)
         }
 
 
@@ -198,6 +212,103 @@ def gap_of(steps: dict[str, list[float]]) -> tuple[float, str]:
         return 1.0, ""
     ahead = min(others, key=others.__getitem__)
     return min(means[PLACER] / others[ahead], MAX_GAP), ahead
+
+
+WORST, PAIRED_SEEDS, BEST_SEEDS, BEST_S = 10, (4, 5, 6, 7, 8), (0, 1), 1.0
+
+
+def worst(rows: Rows) -> dict[str, Parameters]:
+    """Picks the worst instances that differ in shape, ops, devices or schedule, by name."""
+    found: dict[str, Parameters] = {}
+    keys = set()
+    for row in sorted(rows, key=lambda row: -row.get("confirmed", 0.0)):
+        at = Parameters(**{name: row[name] for name in Parameters.__dataclass_fields__})
+        key = (at.shape, at.n_ops, at.n_devices, at.device_spread, at.schedule)
+        if row.get("confirmed", 0.0) > CONFIRMED_FROM and key not in keys and len(found) < WORST:
+            keys.add(key)
+            name = f"{at.shape}-{at.n_ops}-{at.n_devices}"
+            found[name + "b" if name in found else name] = at
+    return found
+
+
+def write_instances(found: dict[str, Parameters], folder: Path) -> None:
+    """Writes graphs and clusters, and enters the sources."""
+    pairs = {name: instance_of(at, name) for name, at in found.items()}
+    write_graphs(folder / "adversarial.jsonl.gz", [graph for graph, _ in pairs.values()])
+    for name, (_, cluster) in pairs.items():
+        write_cluster(folder / f"adversarial-{name}.json", replace(cluster, name=f"adversarial-{name}"))
+    sources = dict(read_json(folder / "sources.json"))  # type: ignore[call-overload]
+    sources["adversarial"] = {
+        "title": "graphs on which `auto` was behind",
+        "licence": "Apache-2.0",
+        "graphs": "adversarial.jsonl.gz",
+        "pipelined": False,
+        "clusters": {name: f"adversarial-{name}.json" for name in sorted(pairs)},
+    }
+    write_json_atomic(folder / "sources.json", sources, indent=1)
+
+
+def write_best(found: dict[str, Parameters], adversary: Adversary, folder: Path, commit: str) -> None:
+    """Writes the best placement of some placers with much time, as submissions."""
+    folder.mkdir(exist_ok=True)
+    for name in found:
+        instance = load_instance(f"adversarial:{name}")
+        best, method = None, ""
+        for seconds, placers in (
+            (BEST_S, (PLACER, "annealing", "local-search", "refine")),
+            (1.0, ("metis",)),
+        ):
+            for placer, seed in product(placers, BEST_SEEDS):
+                found_by = adversary.place(placer, instance.problem, seconds, seed)
+                if found_by.feasible and (
+                    best is None or found_by.step_time.total_s < best.step_time.total_s
+                ):
+                    best, method = found_by, placer
+        assert best is not None, name
+        record = placement_to_json(instance.graph, instance.cluster, best.placement)
+        record |= {"method": method, "found_by": "Placewalk", "commit": commit, "date": "2026-11-27"}
+        write_json_atomic(folder / f"{name}.json", record | {"seconds": round(best.cpu_s, 3)})
+
+
+def row_of(draws: str, name: str, at: Parameters, steps: dict[str, list[float]]) -> Row:
+    """A row of the page: parameters, the gap, and the geometric mean of each placer's steps."""
+    means = {placer: float(np.exp(np.mean(np.log(of)))) for placer, of in steps.items()}
+    others = {placer: mean for placer, mean in means.items() if placer not in (PLACER, OLD)}
+    ahead = min(others, key=others.__getitem__) if others else ""
+    least = others[ahead] if others else np.inf
+    gaps = [means.get(placer, np.inf) / least if least < np.inf else 1.0 for placer in (PLACER, OLD)]
+    named = dict.fromkeys((PLACER, OLD, *OTHERS, *QUICK))
+    seeds = {"seeds": len(steps[PLACER]) if steps else 0}
+    gap = {"gap": gaps[0], "gap_before": gaps[1] if OLD in means else None, "ahead": ahead}
+    return {"draws": draws, "instance": name, **asdict(at), **seeds, **gap, **named, **means}
+
+
+def page_rows(before: Rows, after: Rows, found: dict[str, Parameters], adversary: Adversary) -> Rows:
+    """Makes the rows of the page: of both searches, and of the worst instances with other seeds."""
+    rows = []
+    for draws, searched in (("first", before), ("new", after)):
+        for row in searched:
+            at = Parameters(**{name: row[name] for name in Parameters.__dataclass_fields__})
+            rows.append(row_of(draws, "", at, row.get("confirming", row["steps"])))
+    for name, at in found.items():
+        rows.append(row_of("worst", name, at, adversary.steps(at, PAIRED_SEEDS, (OLD,))))
+    return rows
+
+
+def finish() -> None:
+    """Writes instances, their best placements, or the rows of the page: `adversary STEP OUT ...`."""
+    step, folder, *files = sys.argv[1:]
+    before, after = ([json.loads(line) for line in Path(file).read_text().splitlines()] for file in files[:2])
+    found = worst(before)
+    if step == "instances":
+        write_instances(found, Path(folder))
+        return
+    adversary = Adversary(open_policy("pretrained"))
+    if step == "best":
+        write_best(found, adversary, Path(folder), files[2])
+    else:
+        load_plugins(files[2:])
+        write_rows(Path(folder), page_rows(before, after, found, adversary))
 
 
 def main() -> None:
@@ -242,4 +353,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    finish() if sys.argv[1] in ("instances", "best", "rows") else main()

@@ -56,11 +56,12 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
         (WALK_COST, partial(policy_greedy, policy=policy, order=order)),
     ]
     one_move_each_s = len(search.problem.graph.units) * search.least_simulation_s
-    share = FIRST_SHARE if rollout_s < one_move_each_s else SHARE
+    most = FIRST_SHARE
     for cost, walk in reversed(walks) if is_slow and search.is_feasible else walks:
+        share = most if cost * rollout_s < one_move_each_s else SHARE
         if _has_time(search, cost * rollout_s, share):
-            before = search.evaluations
-            walk_s, share = _timed_s(search, walk, rng, share), SHARE
+            before, most = search.evaluations, SHARE
+            walk_s = _timed_s(search, walk, rng, share)
             rollout_s = max(walk_s / cost, rollout_s if search.evaluations == before else 0.0)
     if _has_time(search, BATCH_COST * rollout_s, MAX_DRAWING_SHARE):
         score_starts(search, rng)

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -283,10 +283,10 @@ def row_of(draws: str, name: str, at: Parameters, steps: dict[str, list[float]])
     return {"draws": draws, "instance": name, **asdict(at), **seeds, **gap, **named, **means}
 
 
-def page_rows(before: Rows, after: Rows, found: dict[str, Parameters], adversary: Adversary) -> Rows:
-    """Makes the rows of the page: of both searches, and of the worst instances with other seeds."""
+def page_rows(searches: Sequence[Rows], found: dict[str, Parameters], adversary: Adversary) -> Rows:
+    """Makes the rows of the page: of all searches, and of the worst instances with other seeds."""
     rows = []
-    for draws, searched in (("first", before), ("new", after)):
+    for draws, searched in zip(("first", "second", "third"), searches, strict=False):
         for row in searched:
             at = Parameters(**{name: row[name] for name in Parameters.__dataclass_fields__})
             rows.append(row_of(draws, "", at, row.get("confirming", row["steps"])))
@@ -298,17 +298,21 @@ def page_rows(before: Rows, after: Rows, found: dict[str, Parameters], adversary
 def finish() -> None:
     """Writes instances, their best placements, or the rows of the page: `adversary STEP OUT ...`."""
     step, folder, *files = sys.argv[1:]
-    before, after = ([json.loads(line) for line in Path(file).read_text().splitlines()] for file in files[:2])
-    found = worst(before)
+    searches = [
+        [json.loads(line) for line in Path(file).read_text().splitlines()]
+        for file in files
+        if file.endswith(".jsonl")
+    ]
+    found = worst(searches[0])
     if step == "instances":
         write_instances(found, Path(folder))
         return
     adversary = Adversary(open_policy("pretrained"))
     if step == "best":
-        write_best(found, adversary, Path(folder), files[2])
+        write_best(found, adversary, Path(folder), files[-1])
     else:
-        load_plugins(files[2:])
-        write_rows(Path(folder), page_rows(before, after, found, adversary))
+        load_plugins(files[-1:])
+        write_rows(Path(folder), page_rows(searches, found, adversary))
 
 
 def main() -> None:

@@ -65,7 +65,8 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
             rollout_s = max(walk_s / cost, rollout_s if search.evaluations == before else 0.0)
     if _has_time(search, BATCH_COST * rollout_s, MAX_DRAWING_SHARE):
         score_starts(search, rng)
-        _timed_s(search, partial(draw_rollouts, n_drawn=SAMPLES), rng, SHARE)
+        if search.left:
+            _timed_s(search, partial(draw_rollouts, n_drawn=SAMPLES), rng, SHARE)
     anneal_from_leaders(search, rng)
 
 

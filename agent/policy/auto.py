@@ -37,12 +37,14 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     Starts are the fastest single device, list schedules, the rule of `rollout` and a walk of the policy. The
     walk comes before `rollout` where links are slow and memory is ample. Where they are quick, all other
     heuristics and drawn rollouts follow. Where links are slow or no single device has the memory, a
-    budget of seconds begins with `contiguous`: few tensors cross its cuts, and list schedules that overflow repeat up to 16 times.
+    budget of seconds begins with `contiguous`: few tensors cross its cuts, and list schedules that overflow
+    repeat up to 16 times.
     """
     first, *schedules = STARTS
     first(search, rng)
     is_slow = _has_slow_links(search)
-    if search.budget.seconds is not None and (is_slow or not search.is_feasible):
+    is_timed = search.budget.seconds is not None and search.has_time(PLANNING)
+    if is_timed and (is_slow or not search.is_feasible):
         _timed_s(search, contiguous, rng, SHARE)
     schedules_s: list[float] = []
     for start in schedules:

@@ -36,6 +36,7 @@ COUNTS = {
     "sealed": 13,
     "pipedream": 10,
     "piper": 2,
+    "adversarial": 10,
 }
 
 

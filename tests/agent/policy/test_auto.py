@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.instances.instance import load_instance
 from agent.placers.base import PLACERS, Budget
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy import auto, placers
@@ -60,16 +61,27 @@ def test_it_does_without_a_walk_where_decoding_is_given_up(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("cluster", "seconds", "first"),
-    [("4xv100", 60.0, "rollout"), ("4xa100-pcie", 60.0, "policy"), ("4xa100-pcie", None, "rollout")],
+    ("cluster", "seconds", "starts"),
+    [
+        ("4xv100", 60.0, ["contiguous", "rollout", "policy"]),
+        ("4xa100-pcie", 60.0, ["contiguous", "policy", "rollout"]),
+        ("4xa100-pcie", None, ["rollout", "policy"]),
+    ],
 )
-def test_the_policy_begins_where_links_are_slow_and_seconds_count(
-    cluster: str, seconds: float | None, first: str, monkeypatch: pytest.MonkeyPatch
+def test_cuts_begin_without_a_device_for_all_and_the_policy_follows_where_links_are_slow(
+    cluster: str, seconds: float | None, starts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
+    monkeypatch.setattr(auto, "contiguous", lambda *_: begun.append("contiguous"))
     monkeypatch.setattr(auto, "policy_greedy", lambda *_, **__: begun.append("policy"))
     monkeypatch.setattr(auto, "draw_rollouts", lambda *_, **__: begun.append("rollout"))
     monkeypatch.setattr(auto, "anneal_from_leaders", lambda *_: None)
     problem, budget = Problem(PROBLEM.graph, get_cluster(cluster)), Budget(100, seconds)
     PLACERS["auto"].with_policy(POLICY, "topo").place(problem, budget, np.random.default_rng(0))
-    assert begun[:2] == [first, {"rollout": "policy", "policy": "rollout"}[first]]
+    assert begun[: len(starts)] == starts
+
+
+def test_rollouts_are_not_drawn_where_evaluations_are_spent() -> None:
+    instance = load_instance("adversarial:out-tree-188-6")
+    learned = PLACERS["auto"].with_policy(POLICY, "topo")
+    assert learned.place(instance.objective, Budget(60), np.random.default_rng(0)).feasible

@@ -35,3 +35,12 @@ def branches() -> OpGraph:
         [{"name": name, "seconds": {"gpu": 1.0}} for name in ("left", "right", "on", "further", "join")],
         [(0, 80.0, [4]), (1, 99.0, [2]), (2, 99.0, [3]), (3, 4.0, [4])],
     )
+
+
+def scarce_problem() -> Problem:
+    """Builds three ops for two devices; if the first two are apart, neither has memory for the third."""
+    sizes = (("a", 4), ("b", 4), ("c", 8))
+    ops = [{"name": name, "seconds": {"d": 1.0}, "resident_bytes": size} for name, size in sizes]
+    devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
+    cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
+    return Problem(build_graph("scarce", "", ops, []), cluster)

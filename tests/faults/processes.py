@@ -34,14 +34,21 @@ class Command:
         words: the command line.
         folder: to run in.
         file_bytes: limit on the size of every file that it writes.
+        environment: variables that it gets besides.
     """
 
     def __init__(
-        self, module: str, words: Sequence[str], folder: Path, *, file_bytes: int | None = None
+        self,
+        module: str,
+        words: Sequence[str],
+        folder: Path,
+        *,
+        file_bytes: int | None = None,
+        **environment: str,
     ) -> None:
         # Beside the folder, which may be a disk that is full.
         self._output = folder.with_name(f"{folder.name}-output-{time.monotonic_ns()}")
-        arguments = (module, list(words), str(folder), str(self._output), file_bytes)
+        arguments = (module, list(words), str(folder), str(self._output), file_bytes, environment)
         self.process: ForkServerProcess = context.Process(target=_run, args=arguments)
         self.process.start()
 
@@ -74,7 +81,15 @@ class Command:
             time.sleep(0.01)
 
 
-def _run(module: str, words: list[str], folder: str, output: str, file_bytes: int | None) -> None:
+def _run(
+    module: str,
+    words: list[str],
+    folder: str,
+    output: str,
+    file_bytes: int | None,
+    environment: dict[str, str],
+) -> None:
+    os.environ |= environment
     for number in (signal.SIGINT, signal.SIGTERM):  # as the command does when it has begun
         signal.signal(number, lambda *_: os._exit(1))
     os.chdir(folder)

@@ -94,11 +94,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     refused(capsys, "run", "00000005.safetensors: does not fit this run")
 
 
-@pytest.mark.parametrize("line", [b"\xff\n", b"[]\n", b'{"timesteps": 3}\n', b'{"timesteps"\n'])
-def test_damaged_metrics_are_refused(place: Path, capsys: pytest.CaptureFixture[str], line: bytes) -> None:
+def test_damaged_metrics_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = begin("damaged") / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], line, *lines[3:]]))
+    path.write_bytes(b"".join([*lines[:2], b"[]\n", *lines[3:]]))
     refused(capsys, "damaged", "runs/damaged/metrics.jsonl:3: ")
 
 

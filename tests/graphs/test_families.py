@@ -189,25 +189,6 @@ def test_the_sequence_model_has_eight_layers_each_way() -> None:
     assert (len(module.encoder.cells), len(module.decoder.cells), len(source)) == (8, 8, 78)
 
 
-def test_rms_norm_divides_by_the_root_mean_square() -> None:
-    normed = layers.RMSNorm(2)(torch.tensor([[3.0, 4.0]]))
-    assert normed.tolist()[0] == pytest.approx([3.0 / 12.5**0.5, 4.0 / 12.5**0.5])
-
-
-def test_a_turned_product_depends_on_the_distance_alone() -> None:
-    torch.manual_seed(0)
-    query, key = torch.randn(8), torch.randn(8)
-    speed = text.ROTARY_BASE ** (-torch.arange(4) / 4)
-
-    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
-        angle = (position * speed).repeat(2)
-        return x * angle.cos() + text._half_turned(x) * angle.sin()
-
-    near = turned(query, 5) @ turned(key, 2)
-    assert near.item() == pytest.approx((turned(query, 25) @ turned(key, 22)).item(), rel=1e-4)
-    assert near.item() != pytest.approx((turned(query, 5) @ turned(key, 3)).item(), rel=1e-2)
-
-
 def test_a_word_does_not_see_later_ones() -> None:
     torch.manual_seed(0)
     model = text.Llama(layers=2, width=16, inner=24, heads=2, vocabulary=11)

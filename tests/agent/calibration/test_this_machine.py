@@ -39,6 +39,15 @@ def ideal(op: TimedOp) -> list[float]:
     return [seconds, seconds * 0.9, seconds * 1.5]
 
 
+@pytest.fixture
+def ideal_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this machine be one processor of ideal times."""
+    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
+    monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(this_machine, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(this_machine, "time_op", lambda op, **how: ideal(op))
+
+
 def test_medians_are_kept_and_never_measured_twice(tmp_path: Path) -> None:
     path = tmp_path / "times.sqlite"
     calls: list[TimedOp] = []
@@ -113,13 +122,10 @@ def test_this_cluster_must_be_measured_first() -> None:
         get_cluster("this")
 
 
+@pytest.mark.usefixtures("ideal_cpu")
 def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folder: Path
 ) -> None:
-    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
-    monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu])
-    monkeypatch.setattr(this_machine, "ops_to_time", lambda side, tensor_cores: OPS)
-    monkeypatch.setattr(this_machine, "time_op", lambda op, **how: ideal(op))
     n_threads = torch.get_num_threads()
     cluster = get_or_measure_cluster("this")
     said = capsys.readouterr().err
@@ -133,11 +139,8 @@ def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
     assert not (own_folder / "times.sqlite").exists()
 
 
+@pytest.mark.usefixtures("ideal_cpu")
 def test_a_quick_measurement_leaves_a_thorough_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
-    monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu])
-    monkeypatch.setattr(this_machine, "ops_to_time", lambda side, tensor_cores: OPS)
-    monkeypatch.setattr(this_machine, "time_op", lambda op, **how: ideal(op))
     _, thorough = this_machine.measure_machine(Effort(1), 1)
     own_cluster_file().unlink()
     monkeypatch.setattr(this_machine, "time_op", lambda op, **how: [9 * ideal(op)[0]])

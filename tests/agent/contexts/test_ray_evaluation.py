@@ -20,22 +20,11 @@ on_ray = pytest.mark.skipif(
     not os.environ.get("PLACEWALK_RAY_TESTS") or find_spec("ray") is None,
     reason="takes half a minute; set PLACEWALK_RAY_TESTS=1 and install the extra `ray`",
 )
-WORDS = [
-    "--graphs",
-    "graphs.jsonl",
-    "--placers",
-    "random",
-    "heft",
-    "annealing",
-    "--seeds",
-    "2",
-    "--budget",
-    "50",
-]
+WORDS = "--graphs graphs.jsonl --placers random heft annealing --seeds 2 --budget 50"
 
 
 def evaluated(out: str, *words: str) -> list[dict[str, str]]:
-    assert command.main([*WORDS, "--out", out, *words]) == 0
+    assert command.main([*WORDS.split(), "--out", out, *words]) == 0
     return trials_of(Path(out))
 
 
@@ -67,6 +56,6 @@ def test_without_ray_nothing_begins(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("agent.contexts.engine.find_spec", lambda _: None)
-    assert command.main([*WORDS, "--out", "out", "--engine", "ray"]) == 2
+    assert command.main([*WORDS.split(), "--out", "out", "--engine", "ray"]) == 2
     assert "pip install 'placewalk[ray]'" in capsys.readouterr().err
     assert not Path("out").exists()

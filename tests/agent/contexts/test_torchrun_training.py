@@ -6,17 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from importlib import import_module
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 from graphs.system.json_files import read_json
 from tests.agent.contexts.worker_cases import free_port
-from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, rows_of
-from tests.fork_server import context
+from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, Command, rows_of
 from tests.training_cases import place
 
 __all__ = ["place"]
@@ -29,52 +25,33 @@ class Workers:
     """Two processes that run the training command, with the environment of torchrun."""
 
     def __init__(self, folder: Path, *words: str) -> None:
-        self._outputs = [folder / f"output-{rank}-{time.monotonic_ns()}" for rank in range(2)]
-        port = str(free_port())
-        self.processes: list[ForkServerProcess] = []
-        for rank, output in enumerate(self._outputs):
-            arguments = (rank, port, list(words), str(folder), str(output))
-            self.processes.append(context.Process(target=_run, args=arguments))
-            self.processes[-1].start()
+        ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self.commands = [Command(TRAIN, words, folder, RANK=str(rank), **ranks) for rank in range(2)]
 
     @property
     def outputs(self) -> list[str]:
         """What each has printed."""
-        return [output.read_text() if output.exists() else "" for output in self._outputs]
+        return [command.output for command in self.commands]
 
-    def wait(self) -> list[int | None]:
+    def wait(self) -> list[int]:
         """Waits for the end of both; returns their exit codes."""
-        deadline = time.monotonic() + PATIENCE_S
-        for process in self.processes:
-            process.join(max(deadline - time.monotonic(), 0))
-        codes = [process.exitcode for process in self.processes]
-        for process in self.processes:
-            process.kill()
-        return codes
+        try:
+            return [command.wait() for command in self.commands]
+        finally:
+            for command in self.commands:
+                command.process.kill()
 
     def wait_until_trained(self, run: Path, updates: int) -> None:
         """Waits until some updates are reported."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (run / "metrics.jsonl").exists() or len(rows_of(run)) < updates:
-            assert all(process.is_alive() for process in self.processes), self.outputs
-            assert time.monotonic() < deadline, self.outputs
-            time.sleep(0.01)
-
-
-def _run(rank: int, port: str, words: list[str], folder: str, output: str) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.chdir(folder)
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.exit(import_module(TRAIN).main(words))
+        rows = run / "metrics.jsonl"
+        self.commands[0].wait_until(lambda: rows.exists() and len(rows_of(run)) >= updates)
 
 
 def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Path) -> None:
     run, words = place / "runs" / "first", ["--name", "first"]
     workers = Workers(place, *ENDLESS, *words)
     workers.wait_until_trained(run, 5)
-    os.kill(workers.processes[1].pid or 0, signal.SIGTERM)
+    os.kill(workers.commands[1].process.pid or 0, signal.SIGTERM)
     assert workers.wait() == [1, 1], workers.outputs
     n_rows = len(rows_of(run))
     first, second = workers.outputs
@@ -112,7 +89,7 @@ def test_a_worker_that_is_killed_ends_the_others(place: Path) -> None:
     run = place / "runs" / "killed"
     workers = Workers(place, *ENDLESS, "--name", "killed")
     workers.wait_until_trained(run, 3)
-    workers.processes[1].kill()
+    workers.commands[1].process.kill()
     assert workers.wait() == [1, -9]
     assert "another worker has ended" in workers.outputs[0]
     assert list((run / "checkpoints").iterdir())

@@ -146,20 +146,8 @@ def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_
 
 
 def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -> None:
-    words = [
-        "--cluster",
-        "4xv100",
-        "--pipeline",
-        "gpipe",
-        "--placers",
-        "refine",
-        "--seeds",
-        "1",
-        "--budget",
-        "40",
-    ]
-    model = ["--model", f"{make.__module__}:make", "--split", "6"]
-    assert main([*model, *words, "--out", str(tmp_path)]) == 0
+    words = f"--model {make.__module__}:make --split 6 --cluster 4xv100 --pipeline gpipe --placers refine"
+    assert main([*words.split(), "--seeds", "1", "--budget", "40", "--out", str(tmp_path)]) == 0
     with (tmp_path / "results.csv").open() as file:
         (row,) = csv.DictReader(file)
     found = place(*make(), name="make", cluster="4xv100", pipeline="gpipe", split=6, budget=40)

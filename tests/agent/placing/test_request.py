@@ -29,18 +29,9 @@ def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp
     assert found.step_time.total_s == each[best].step_time.total_s
     assert found.evaluations == sum(plan.evaluations for plan in each.values())
     assert f"chosen from: {best[0]} with {best[1]} microbatches: " in found.explain()
-    words = [
-        "--model",
-        f"{make.__module__}:make",
-        "--cluster",
-        "4xv100:2",
-        "--pipeline",
-        "auto",
-        "--split",
-        "auto",
-    ]
-    words += ["--placers", "equal-time", "--budget", f"{5 * len(each)}"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
+    words = f"--model {make.__module__}:make --cluster 4xv100:2 --pipeline auto --split auto"
+    words += f" --placers equal-time --budget {5 * len(each)}"
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
     with (tmp_path / "results.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["pipeline"], int(row["microbatches"])) == best

@@ -28,23 +28,21 @@ def policy() -> Policy:
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
-@pytest.mark.parametrize("n_samples", [0, 3])
-def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
-    problem = random_problem(3)
-    placements = decode(policy, problem, samples=Samples(n_samples), mdp_config=MdpConfig(mdp))
-    assert placements.shape == (1 + n_samples, problem.graph.n_ops)
+@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
+@pytest.mark.parametrize("samples", [Samples(0), Samples(3), Samples(8, resample=True)])
+def test_placements_are_valid_and_the_same_for_the_same_generator(
+    policy: Policy, mdp: str, order: str, samples: Samples
+) -> None:
+    problem, mdp_config = random_problem(3), MdpConfig(mdp)
+    placements, again = (
+        decode(policy, problem, order, samples, np.random.default_rng(5), mdp_config=mdp_config)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(placements, again)
+    assert placements.shape == (1 + samples.drawn, problem.graph.n_ops)
     assert placements.dtype == np.int64
     for device_of in placements:
         check_placement(problem.graph, problem.cluster, Placement(device_of))
-
-
-@pytest.mark.parametrize("n_samples", [0, 4])
-def test_the_same_generator_gives_the_same_placements(policy: Policy, n_samples: int) -> None:
-    problem = random_problem(1)
-    first, second = (
-        decode(policy, problem, samples=Samples(n_samples), rng=np.random.default_rng(7)) for _ in range(2)
-    )
-    np.testing.assert_array_equal(first, second)
 
 
 def test_samples_differ(policy: Policy) -> None:
@@ -53,12 +51,14 @@ def test_samples_differ(policy: Policy) -> None:
     assert len(np.unique(placements, axis=0)) > 1
 
 
-@pytest.mark.parametrize("n_samples", [1, 80])
-def test_the_greedy_placement_comes_before_the_drawn_ones(policy: Policy, n_samples: int) -> None:
-    problems = [random_problem(seed, n_ops=20 + 10 * seed) for seed in range(3)]
-    together = decode_many(policy, problems, samples=Samples(n_samples))
+@pytest.mark.parametrize(
+    "samples", [Samples(1), Samples(80), Samples(0, resample=True), Samples(19, resample=True)]
+)
+def test_the_greedy_placement_comes_before_samples_and_particles(policy: Policy, samples: Samples) -> None:
+    problems = [random_problem(seed, n_ops=20 + 10 * seed) for seed in range(8)]
+    together = decode_many(policy, problems, samples=samples)
     for problem, placements in zip(problems, together, strict=True):
-        assert placements.shape == (1 + n_samples, problem.graph.n_ops)
+        assert placements.shape == (1 + samples.drawn, problem.graph.n_ops)
         np.testing.assert_array_equal(placements[:1], decode(policy, problem))
 
 
@@ -81,38 +81,6 @@ def test_an_episode_without_memory_is_completed(policy: Policy) -> None:
     tight = Problem(graph, make_cluster(2, memory_bytes=2.2e9))
     placements = decode(policy, tight, samples=Samples(8), rng=np.random.default_rng(0))
     assert ((placements >= 0) & (placements < 2)).all()
-
-
-@pytest.mark.parametrize("mdp", ["construct", "improve"])
-@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
-def test_particles_give_valid_placements_and_the_same_for_the_same_generator(
-    policy: Policy, mdp: str, order: str
-) -> None:
-    problem = random_problem(3)
-    first, second = (
-        decode(
-            policy,
-            problem,
-            order,
-            Samples(8, resample=True),
-            np.random.default_rng(5),
-            mdp_config=MdpConfig(mdp),
-        )
-        for _ in range(2)
-    )
-    np.testing.assert_array_equal(first, second)
-    assert first.shape == (9, problem.graph.n_ops)
-    for device_of in first:
-        check_placement(problem.graph, problem.cluster, Placement(device_of))
-
-
-def test_the_first_particle_is_the_greedy_placement(policy: Policy) -> None:
-    problems = [random_problem(seed, n_ops=30 + 10 * seed) for seed in range(7)]
-    for n_samples in (0, 19):
-        together = decode_many(policy, problems, samples=Samples(n_samples, resample=True))
-        for problem, placements in zip(problems, together, strict=True):
-            assert len(placements) == 1 + n_samples
-            np.testing.assert_array_equal(placements[:1], decode(policy, problem))
 
 
 def test_resampled_particles_are_faster_than_samples(policy: Policy) -> None:

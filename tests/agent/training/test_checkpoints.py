@@ -121,19 +121,6 @@ def test_a_single_one_that_is_broken_is_named(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path).latest()
 
 
-def test_the_one_before_is_used_where_the_newest_is_damaged_and_that_is_said(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
-    save_numbers(folder, 9, 10)
-    folder.files[-1].write_bytes(b"nonsense")
-    said: list[str] = []
-    latest = folder.latest(said.append)
-    assert latest is not None
-    assert latest.state == {"at": 9}
-    (line,) = said
-    assert "00000010.safetensors: cannot be read" in line
-    assert "resumes from 00000009.safetensors" in line
-
-
 def test_damaged_ones_never_push_out_good_ones(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save_numbers(folder, 9, 10)

@@ -87,6 +87,7 @@ def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
 def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     result = train(SMALL, context)
+    assert result.cut_short == (), "without a limit"
     assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
     assert result.best_score == min(row.get(SCORE, np.inf) for row in context.rows[1:])
     card = read_policy(tmp_path).card
@@ -165,10 +166,6 @@ def test_a_round_that_would_outlast_the_training_is_not_begun(pass_s: float, is_
     round_of = OnPolicyImitation(SimpleNamespace(config=config, clock=clock), SimpleNamespace(step_s=pass_s))
     round_of.leave_out_if_late()
     assert round_of.timed_out == is_late
-
-
-def test_without_a_limit_nothing_is_cut_short(tmp_path: Path) -> None:
-    assert train(SMALL, MemoryContext(tmp_path)).cut_short == ()
 
 
 @pytest.mark.usefixtures("imitation_in_seconds")

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
-from envs.cluster.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.placement import MASKS
 from envs.placement.env import PlacementEnv
@@ -26,7 +26,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
 from graphs.orders import ORDERS, OrderError
 from graphs.system.array_types import BoolArray, IntArray
-from tests.envs.hand_made_problems import chain_problem
+from tests.envs.hand_made_problems import chain_problem, scarce_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
 ALL_ORDERS = tuple(ORDERS)
@@ -82,11 +82,12 @@ def unmaskable_problems() -> list[Problem]:
     ]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
-def test_batched_equals_single_step_by_step(mdp: str) -> None:
+def test_batched_equals_single_step_by_step_on_any_number_of_threads(mdp: str, threads: int) -> None:
     problems, rng = some_problems(), np.random.default_rng(1)
     n = 6
-    batch = EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp))
+    batch = EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp), threads=threads)
     singles = [PlacementEnv(problems, orders=ALL_ORDERS, mdp=mdp) for _ in range(n)]
     expected = [None] * n
 
@@ -148,31 +149,6 @@ def test_return_is_the_step_time(order: str, mdp: str) -> None:
         assert (result.device_of >= 0).all()
         for unit in range(len(problem.graph.units)):
             assert len(set(result.device_of[problem.graph.units.row(unit)])) == 1
-
-
-@pytest.mark.parametrize("mdp", ["construct", "improve"])
-def test_threads_change_nothing(mdp: str) -> None:
-    problems, n = some_problems(), 5
-    batches = [
-        EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp), threads=threads) for threads in (1, 3)
-    ]
-
-    def begin(episode: int) -> None:
-        for batch in batches:
-            batch.begin(episode, episode % len(problems), episode, np.random.default_rng(episode))
-
-    for episode in range(n):
-        begin(episode)
-    rng = np.random.default_rng(2)
-    for _ in range(60):
-        alone, shared = (batch.observation for batch in batches)
-        np.testing.assert_array_equal(alone.devices, shared.devices)
-        actions = np.array([rng.choice(np.flatnonzero(row)) for row in alone.mask])
-        (rewards, done), (same_rewards, same_over) = (batch.step(actions) for batch in batches)
-        np.testing.assert_array_equal(rewards, same_rewards)
-        np.testing.assert_array_equal(done, same_over)
-        for episode in np.flatnonzero(done):
-            begin(int(episode))
 
 
 def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round() -> None:
@@ -251,13 +227,7 @@ def test_a_device_without_free_memory_is_masked_and_refused() -> None:
 
 
 def test_no_free_memory_left_ends_the_episode_as_infeasible() -> None:
-    ops = [
-        {"name": name, "seconds": {"d": 1.0}, "resident_bytes": size}
-        for name, size in (("a", 4), ("b", 4), ("c", 8))
-    ]
-    devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
-    cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
-    env = PlacementEnv([Problem(build_graph("g", "", ops, []), cluster)])
+    env = PlacementEnv([scarce_problem()])
     env.reset(seed=0)
     env.step(np.int64(0))
     _, reward, done, _, info = env.step(np.int64(1))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -196,3 +197,23 @@ def plain_steps(
         losses.append(float(torch.stack(found).mean()))
     gradients = {path: each.grad for path, each in model.named_parameters() if each.grad is not None}
     return losses, gradients, model.state_dict()
+
+
+def assert_trains_as_plain(
+    runner: Any, module: nn.Module, inputs: Any, count: int, given: Any = None, **options: Any
+) -> list[float]:
+    """Asserts that losses, gradients and state of a runner equal those of `plain_steps` by SGD.
+
+    Args:
+        given: inputs of the runner, if they are a whole batch and not `inputs`.
+
+    Returns:
+        The losses.
+    """
+    losses, gradients, state = plain_steps(module, inputs, count, "sgd", **options)
+    given = (given if given is not None else inputs,) if isinstance(inputs, list) else inputs
+    assert [float(runner.step(*given)) for _ in range(count)] == pytest.approx(losses, rel=1e-9)
+    dense = {path: gradient.to_dense() for path, gradient in gradients.items()}
+    torch.testing.assert_close(runner.gradients(), dense, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(runner.state_dict(), dict(state), rtol=1e-9, atol=1e-9)
+    return losses

@@ -25,8 +25,8 @@ from envs.runtime.pipeline_runner import PipelineRunner
 from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
-from tests.envs.runtime.custom_ops import scaled
-from tests.envs.runtime.small_models import WORDS, Net, make, plain_steps, words
+from tests.envs.runtime.small_models import WORDS, Net, assert_trains_as_plain, make, words
+from tests.envs.runtime.test_user_ops import Net as Scaling
 
 M, N_STEPS = 4, 2
 
@@ -89,20 +89,11 @@ def bag() -> tuple[nn.Module, list[Any]]:
     return Net(), [(torch.randint(7, (2, 3)),) for _ in range(M)]
 
 
-class Scaling(nn.Module):
-    """Calls an operator of the user's, and has a parameter that nothing reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.unused = nn.Linear(6, 6), nn.Linear(6, 1), nn.Linear(2, 2)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return scaled(self.second(scaled(self.first(x), 2.0)).square(), 0.5).mean()
-
-
 def scaling() -> tuple[nn.Module, list[Any]]:
-    return Scaling(), [(torch.randn(2, 6, dtype=torch.float64),) for _ in range(M)]
+    """Calls an operator of the user's, and has a parameter that nothing reads."""
+    module = Scaling()
+    module.unused = nn.Linear(2, 2)
+    return module.double(), [(torch.randn(2, 6, dtype=torch.float64),) for _ in range(M)]
 
 
 @cache
@@ -129,20 +120,6 @@ def runner_of(
     stages = pipelined.chain.stages(first, -np.arange(n_stages) % n_ranks, recomputed=recomputed)
     split = TorchStages(pipelined, replace(stages, actions=actions), captured, module)
     return PipelineRunner(split, devices, options={"lr": 0.1} | options)
-
-
-def assert_trains_as_plain(runner: PipelineRunner, make_model: Any, inputs: Any = None) -> None:
-    module, batches, _ = model(make_model)
-    losses, gradients, state = plain_steps(module, batches, N_STEPS, "sgd", lr=0.1)
-    found = [float(runner.step(inputs or batches)) for _ in range(N_STEPS)]  # type: ignore[arg-type]
-    assert found == pytest.approx(losses, rel=1e-9)
-    found_gradients, found_state = runner.gradients(), runner.state_dict()
-    assert found_gradients.keys() == gradients.keys()
-    assert found_state.keys() == state.keys()
-    for path, gradient in gradients.items():
-        torch.testing.assert_close(found_gradients[path], gradient.to_dense(), rtol=1e-9, atol=1e-9)
-    for key, value in state.items():
-        torch.testing.assert_close(found_state[key], value, rtol=1e-9, atol=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +150,10 @@ def test_processes_train_as_the_module_that_is_not_split(
 ) -> None:
     before = {key: value.clone() for key, value in model(make_model)[0].state_dict().items()}
     runner = runner_of(make_model, schedule, n_ranks, processes, recomputed, actions)
-    assert_trains_as_plain(runner, make_model)
+    losses = assert_trains_as_plain(runner, *model(make_model)[:2], N_STEPS, lr=0.1)
     for key, value in model(make_model)[0].state_dict().items():
         assert torch.equal(value, before[key]), key
     runner.load_state_dict(before)
-    losses, _, _ = plain_steps(*model(make_model)[:2], 1, "sgd", lr=0.1)
     assert float(runner.step(model(make_model)[1])) == pytest.approx(losses[0], rel=1e-9)  # type: ignore[arg-type]
 
 

@@ -34,7 +34,7 @@ from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from tests.envs.runtime import small_models
 from tests.envs.runtime.recorded_streams import OneProcess, RecordedCuda
-from tests.envs.runtime.small_models import make, plain_steps, random_devices
+from tests.envs.runtime.small_models import assert_trains_as_plain, make, random_devices
 
 NAMES = ["cuda:0", "cuda:1", "cuda:2"]
 WITH_CPU = ["cuda:0", "cpu", "cuda:1"]
@@ -57,19 +57,12 @@ def model(name: str) -> tuple[nn.Module, tuple[Tensor, ...], CapturedStep]:
     return module, inputs, capture_step(module, inputs, optimizer="sgd", gpu=None)
 
 
-def assert_trains_as_plain(name: str, seed: int, devices: Any) -> StepRunner:
-    """Asserts that losses and state equal those of the module that is not placed."""
+def trained(name: str, seed: int, devices: Any) -> StepRunner:
+    """Asserts that a runner trains as the module that is not placed."""
     module, inputs, captured = model(name)
-    losses, gradients, state = plain_steps(module, inputs, N_STEPS, "sgd", lr=0.1)
     device_of = random_devices(captured.graph, devices.n_devices, seed)
     runner = StepRunner(captured, device_of, module, devices, options={"lr": 0.1})
-    found = [float(runner.step(*inputs)) for _ in range(N_STEPS)]  # type: ignore[arg-type]
-    assert found == pytest.approx(losses, rel=1e-9)
-    for path, gradient in runner.gradients().items():
-        torch.testing.assert_close(gradient, gradients[path].to_dense(), rtol=1e-9, atol=1e-9)
-    found_state = runner.state_dict()
-    for key, value in state.items():
-        torch.testing.assert_close(found_state[key], value, rtol=1e-9, atol=1e-9)
+    assert_trains_as_plain(runner, module, inputs, N_STEPS, lr=0.1)
     return runner
 
 
@@ -82,7 +75,7 @@ def dense_transfers(programs: Sequence[DeviceProgram]) -> list[Transfer]:
 @pytest.mark.parametrize("name", ["gpt", "ptb", "bag"])
 def test_streams_are_in_order_and_every_tensor_is_copied_once(name: str, seed: int) -> None:
     devices = OneProcess(NAMES, RecordedCuda())
-    runner = assert_trains_as_plain(name, seed, devices)
+    runner = trained(name, seed, devices)
     assert not devices.order.faults
     sent = dense_transfers(runner.programs)
     assert len(sent) > 10
@@ -103,7 +96,7 @@ def test_shared_memory_is_signalled_after_it_is_written(
         signal(self, transfer)
 
     monkeypatch.setattr(SharedMemoryTransport, "signal", checking)
-    assert_trains_as_plain(name, 0, devices)
+    trained(name, 0, devices)
     assert not devices.order.faults
     assert len(checked) > 5
     assert all(checked)
@@ -140,7 +133,7 @@ def test_state_is_not_updated_before_it_has_been_sent(names: list[str]) -> None:
 @pytest.mark.parametrize("forgotten", ["wait", "keep"])
 def test_what_is_out_of_order_is_found(forgotten: str) -> None:
     devices = OneProcess(NAMES, RecordedCuda(forgotten))
-    assert_trains_as_plain("gpt", 0, devices)
+    trained("gpt", 0, devices)
     words = "freed while" if forgotten == "keep" else "does not wait for"
     assert any(words in fault for fault in devices.order.faults)
 
@@ -187,7 +180,7 @@ def test_one_process_drives_all_gpus() -> None:
 
 def test_processes_of_both_kinds_train_as_the_plain_step() -> None:
     with DeviceProcesses(WITH_CPU, timeout_s=60, cuda=RecordedCuda()) as processes:
-        runner = assert_trains_as_plain("bag", 1, processes)
+        runner = trained("bag", 1, processes)
         assert len(multiprocessing.active_children()) == 2
         (timed,) = runner.timed_steps(1, timed_ops=True)
         for record, program in zip(timed.records, runner.programs, strict=True):
@@ -271,4 +264,4 @@ def test_gpus_train_as_the_plain_step(name: str, names: list[str]) -> None:
     if name == "gpt" and torch.__version__ < (2, 13):
         pytest.skip("fake tensors of torch before 2.13 have the sums of attention in float64 in float32")
     with DeviceProcesses(names, timeout_s=300) as processes:
-        assert_trains_as_plain(name, 0, processes)
+        trained(name, 0, processes)

@@ -23,6 +23,7 @@ from tests.agent.contexts.worker_cases import free_port
 from tests.envs.runtime.torch_ranks import compare_in_ranks, make
 from tests.faults.processes import PATIENCE_S
 from tests.fork_server import context
+from tests.graphs.capture.capture_cases import Calls
 
 
 def test_processes_of_a_pipeline_equal_plain_steps(tmp_path: Path) -> None:
@@ -67,17 +68,6 @@ def test_nearest_cuts_are_the_least_of_all_sums(seed: int) -> None:
     assert np.abs(np.array(chosen) - wanted).sum() == least
 
 
-class Twice(nn.Module):
-    """Calls one layer twice, so that no stage can begin with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.layer(x).relu()).relu().mean()
-
-
 class Summed(nn.Sequential):
     """Its loss is a sum over the batch."""
 
@@ -117,7 +107,8 @@ def test_a_block_that_is_called_twice_begins_no_stage() -> None:
 
 
 def test_what_torch_cannot_run_is_one_line() -> None:
-    module, x = Twice(), torch.zeros(4, 4)
+    # No stage can begin with a layer that is called twice.
+    module, x = Calls(lambda layer, x: layer(layer(x).relu()).relu().mean()), torch.zeros(4, 4)
     settings = {"cluster": "4xv100:2", "placer": "equal-time", "optimizer": None}
     plan = place(module, x, pipeline="gpipe", **settings)
     with pytest.raises(
@@ -147,7 +138,7 @@ def test_what_torch_cannot_run_is_one_line() -> None:
     with pytest.raises(
         ValueError, match="the module has no '0.weight', which the captured".replace(".", r"\.")
     ):
-        plan.pipeline_stages(Twice())
+        plan.pipeline_stages(module)
     with pytest.raises(ValueError, match="is on the meta device and has no values"):
         plan.pipeline_stages(two.to("meta"))
     with pytest.raises(ValueError, match="only a graph was placed; place the module"):

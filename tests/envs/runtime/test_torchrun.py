@@ -19,7 +19,7 @@ from envs.runtime.cut import cut
 from envs.runtime.device_program import DeviceProgram, ExecutionError
 from envs.runtime.runner import StepRunner
 from tests.agent.contexts.worker_cases import free_port
-from tests.envs.runtime.small_models import INPUTS, Net, plain_steps, random_devices
+from tests.envs.runtime.small_models import INPUTS, Net, assert_trains_as_plain, random_devices
 from tests.faults.processes import PATIENCE_S
 from tests.fork_server import context
 
@@ -55,22 +55,13 @@ def kinds_sent(programs: list[DeviceProgram]) -> set[bool]:
 def as_rank(rank: int, ranks: dict[str, str], module: Net, plan: Any, pipelined: Any) -> StepRunner:
     """Compares steps with those of the module, and returns the runner of the placement."""
     os.environ |= ranks | {"RANK": str(rank)}
-    losses, gradients, state = plain_steps(module, INPUTS, 3, "sgd", lr=0.1)
     runner: StepRunner = plan.compile(module, **OPTIONS)
-    assert [float(runner.step(*INPUTS)) for _ in range(3)] == pytest.approx(losses, rel=1e-9)  # type: ignore[arg-type]
-    assert_equal(runner.state_dict(), state)
-    assert_equal(runner.gradients(), {path: each.to_dense() for path, each in gradients.items()})
+    losses = assert_trains_as_plain(runner, module, INPUTS, 3, lr=0.1)
     runner.load_state_dict(module.state_dict())
     assert float(runner.step(*INPUTS)) == pytest.approx(losses[0], rel=1e-9)  # type: ignore[arg-type]
-    losses, _, state = plain_steps(module, [(each,) for each in WORDS.chunk(4)], 2, "sgd", lr=0.1)
     stages = pipelined.compile(module, **OPTIONS)
-    assert [float(stages.step(WORDS)) for _ in range(2)] == pytest.approx(losses, rel=1e-9)
-    assert_equal(stages.state_dict(), state)
+    assert_trains_as_plain(stages, module, [(each,) for each in WORDS.chunk(4)], 2, WORDS, lr=0.1)
     return runner
-
-
-def assert_equal(found: dict[str, torch.Tensor], expected: Any) -> None:
-    torch.testing.assert_close(found, dict(expected), rtol=1e-9, atol=1e-9)
 
 
 def test_two_processes_of_torchrun_equal_the_plain_step_and_notice_that_one_is_gone() -> None:

@@ -13,7 +13,7 @@ from agent import place
 from envs.runtime.device_program import ExecutionError
 from envs.runtime.user_ops import import_ops, modules_with_ops
 from tests.envs.runtime.custom_ops import scaled
-from tests.envs.runtime.small_models import plain_steps
+from tests.envs.runtime.small_models import assert_trains_as_plain
 
 OPTIONS = {"lr": 0.1}
 
@@ -33,11 +33,8 @@ def test_a_step_with_custom_ops_equals_the_plain_step() -> None:
     plan = place(module, inputs, cluster="2xk80", placer="round-robin", optimizer="sgd")
     devices = {plan.device_of[name] for name in plan.graph.op_names if "scaled" in name}
     assert len(devices) == 2
-    losses, gradients, state = plain_steps(module, inputs, 1, "sgd", **OPTIONS)
     with plan.compile(module, devices=["cpu", "cpu"], timeout_s=60, **OPTIONS) as runner:
-        assert float(runner.step(*inputs)) == pytest.approx(losses[0], abs=1e-9)  # type: ignore[arg-type]
-        torch.testing.assert_close(runner.gradients(), gradients, rtol=0, atol=1e-9)
-        torch.testing.assert_close(runner.state_dict(), dict(state), rtol=0, atol=1e-9)
+        assert_trains_as_plain(runner, module, inputs, 1, **OPTIONS)
 
 
 def test_modules_that_define_ops_come_before_those_of_the_model() -> None:

@@ -47,6 +47,7 @@ def test_a_transposed_convolution_multiplies_at_the_positions_of_its_input() -> 
     function = lambda x, w: F.conv_transpose2d(x, w, stride=2, groups=2)  # noqa: E731
     graph = capture(Once(function, (2, 4, 5, 5), (4, 3, 3, 3)), ())
     assert gemms(graph, "aten.convolution") == [[2, 2 * 25, 3 * 9, 2]]
+    assert not graph.image.any()
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,6 @@ def test_a_plain_three_by_three_convolution_has_its_image(
         assert [graph.image[op].tolist() for op in range(graph.n_ops) if graph.op_types[op] == kind] == [
             image
         ]
-
-
-def test_a_transposed_convolution_has_no_image() -> None:
-    graph = capture(Once(F.conv_transpose2d, (2, 4, 5, 5), (4, 3, 3, 3)), ())
-    assert not graph.image.any()
 
 
 def test_attention_has_its_heads_lengths_and_width() -> None:
@@ -147,9 +143,3 @@ def test_an_op_has_the_dtype_of_its_widest_floats() -> None:
         "arange": "int",
         "add": "fp32",
     }
-
-
-def test_complex_numbers_are_two_floats() -> None:
-    signal = torch.zeros(4, 4, dtype=torch.complex64)
-    graph = capture(Once(lambda z: z @ z), signal, training=False)
-    assert graph.dtypes[graph.op_types.index("aten.mm")] == "fp32"

@@ -42,6 +42,17 @@ def answer_of(process: WorkerProcess[Any, Any]) -> object:
     return answer
 
 
+def begin_an_answer(process: WorkerProcess[Any, Any]) -> int:
+    """Waits until a process of `bytes` is in the midst of a long answer; returns its id."""
+    process.give(10_000_000)
+    while process._unsent:
+        wait([process.connection], 30.0)
+        process.answer()
+    assert process.connection.poll(30.0)
+    assert process._process is not None
+    return process._process.pid or 0
+
+
 def test_requests_are_answered_by_one_process_that_ignores_ctrl_c() -> None:
     with worker(eval) as process:
         pids = set()
@@ -56,13 +67,7 @@ def test_requests_are_answered_by_one_process_that_ignores_ctrl_c() -> None:
 def test_a_death_in_the_midst_of_an_answer_is_noticed() -> None:
     """`ProcessPoolExecutor` waits for ever here."""
     with worker(bytes) as process:
-        process.give(10_000_000)
-        while process._unsent:
-            wait([process.connection], 30.0)
-            process.answer()
-        assert process.connection.poll(30.0)
-        assert process._process is not None
-        os.kill(process._process.pid or 0, signal.SIGKILL)
+        os.kill(begin_an_answer(process), signal.SIGKILL)
         assert answer_of(process) == Death("worker killed by SIGKILL")
 
 
@@ -122,13 +127,7 @@ def test_a_stopped_process_that_does_not_take_its_request_is_given_up() -> None:
 
 def test_a_process_that_is_stopped_in_the_midst_of_an_answer_is_given_up() -> None:
     with worker(bytes, timeout_s=0.5) as process:
-        process.give(10_000_000)
-        while process._unsent:
-            wait([process.connection], 30.0)
-            process.answer()
-        assert process.connection.poll(30.0)
-        assert process._process is not None
-        os.kill(process._process.pid or 0, signal.SIGSTOP)
+        os.kill(begin_an_answer(process), signal.SIGSTOP)
         with killed_if_waited_for(process):
             assert answer_of(process) == Death("no result in 0.5 s")
 

@@ -36,20 +36,14 @@ from envs.cluster.presets import get_cluster
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs import OpGraph, build_graph
+from graphs import build_graph
 from tests.agent.placement_cases import random_problem
-
-
-def chains(n_chains: int, length: int) -> OpGraph:
-    """Independent chains of equal ops, in turn."""
-    ops = [{"name": f"{c}.{i}", "flops": 1e12} for i in range(length) for c in range(n_chains)]
-    tensors = [(op, 1e3, [op + n_chains]) for op in range(n_chains * (length - 1))]
-    return build_graph(f"chains{length}", "chains", ops, tensors)
+from tests.agent.training.trainer_cases import chains
 
 
 @pytest.fixture
 def problems() -> list[Problem]:
-    return [Problem(chains(4, length), get_cluster("4xh100")) for length in (4, 6)]
+    return [Problem(chains(4, length, f"chains{length}"), get_cluster("4xh100")) for length in (4, 6)]
 
 
 def spread(problem: Problem) -> Demonstration:
@@ -77,9 +71,12 @@ def test_demonstrations_are_good_deterministic_and_announced(problems: list[Prob
         assert step.total_s < 0.3 * problems[each.problem].scale_s
 
 
-def test_a_stop_ends_the_search(problems: list[Problem]) -> None:
-    found = search(problems, should_stop=lambda: True)
-    assert found.demonstrations == ()
+@pytest.mark.parametrize("end", [{"should_stop": lambda: True}, {"seconds": -1.0}])
+def test_no_search_begins_after_a_stop_or_when_the_time_is_up(
+    problems: list[Problem], end: dict[str, Any]
+) -> None:
+    found = search(problems, **end)
+    assert (found.demonstrations, found.n_partial) == ((), 0)
     assert found.shortfall == "0 of 4 placements"
 
 
@@ -91,12 +88,6 @@ def test_a_search_ends_on_time_and_finds_something_for_every_graph(problems: lis
     assert {each.problem for each in found.demonstrations} == {0, 1}
     assert found.n_complete == 0
     assert found.shortfall == f"0 of 4 placements, and {found.n_partial} with fewer evaluations"
-
-
-def test_no_search_begins_when_the_time_is_up(problems: list[Problem]) -> None:
-    found = search(problems, seconds=-1.0)
-    assert found.demonstrations == ()
-    assert found.n_partial == 0
 
 
 def test_what_was_searched_is_kept(problems: list[Problem], tmp_path: Path) -> None:
@@ -115,17 +106,14 @@ def test_what_was_searched_is_kept(problems: list[Problem], tmp_path: Path) -> N
         assert each.regret.dtype == again.regret.dtype
 
 
-def test_a_file_that_holds_no_demonstrations_is_named(problems: list[Problem], tmp_path: Path) -> None:
-    (tmp_path / "demonstrations.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_searched(tmp_path, problems)
-
-
-def test_demonstrations_of_other_problems_are_refused(problems: list[Problem], tmp_path: Path) -> None:
+def test_demonstrations_that_are_not_the_runs_are_refused(problems: list[Problem], tmp_path: Path) -> None:
     write_searched(tmp_path, search(problems, evaluations=200), Elapsed(12.5, 9.0))
     for others in (problems[:1], problems[::-1]):
         with pytest.raises(CheckpointError, match="of other problems than this run's"):
             read_searched(tmp_path, others)
+    (tmp_path / "demonstrations.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_searched(tmp_path, problems)
 
 
 @pytest.mark.parametrize(("weight", "found"), [(float("nan"), "the loss is nan"), (1e38, "is inf|is nan")])

@@ -15,7 +15,6 @@ from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
 from agent.training.reinforcement.phase import EndedEpisodes
 from agent.training.reinforcement.ppo import PlacementPPO, make_ppo
-from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings
 from envs.placement.generator import Rounds
@@ -23,24 +22,15 @@ from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs import build_graph
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
 from graphs.system.array_types import IntArray
 from tests.agent.placement_cases import random_problem
+from tests.envs.hand_made_problems import scarce_problem
 
 TOLERANCE = 2e-5
 """Of scores of size 1: sums of float32 in another sequence."""
 N_STEPS, N_PLACES = 45, 4
-
-
-def scarce_problem() -> Problem:
-    """Two devices; if the first two ops are apart, neither has memory for the third."""
-    sizes = (("a", 4), ("b", 4), ("c", 8))
-    ops = [{"name": name, "seconds": {"d": 1.0}, "resident_bytes": size} for name, size in sizes]
-    devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
-    cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
-    return Problem(build_graph("scarce", "", ops, []), cluster)
 
 
 def make(problems: Sequence[Problem], repeats: int = 1, **arguments: Any) -> PlacementPPO:

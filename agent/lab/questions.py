@@ -426,45 +426,6 @@ EXPERIMENTS.register(
 )
 
 
-def error(quantile: float) -> Statistic:
-    """Makes a statistic of |predicted / measured - 1|."""
-
-    def cell(rows: Rows) -> str:
-        return f"{np.quantile([abs(row['predicted'] / row['measured'] - 1) for row in rows], quantile):.1%}"
-
-    return cell
-
-
-def rank_correlation(rows: Rows) -> str:
-    """Formats Kendall's tau of what was predicted and what was measured."""
-    one, other = (dict(enumerate(row[name] for row in rows)) for name in ("predicted", "measured"))
-    return f"{kendall(one, other):.3f}"
-
-
-ERRORS = [
-    *(("plans", count), ("ratio", mean("predicted", "measured")), ("median error", error(0.5))),
-    *(("90th percentile", error(0.9)), ("Kendall's tau", rank_correlation)),
-]
-OF_SAILOR = ("clariden", "mit")
-EXPERIMENTS.register(
-    "measured_memory",
-    Experiment(
-        "How wrong are the predicted time and peak memory of pipelines that others measured?",
-        [
-            Pivot(
-                {"cluster": "cluster", "predicted": "what"},
-                ERRORS,
-                where=lambda row: not row["use"] and row["cluster"] in OF_SAILOR,
-            ),
-            Pivot(
-                {"step, s": "plan"},
-                [("measured", value("measured", ".2f")), Across("what", value("predicted", ".2f"))],
-                where=lambda row: row["cluster"] not in OF_SAILOR,
-            ),
-        ],
-        ["measured_memory.csv.gz"],
-    ),
-)
 BOTH = ("sailor_s", "ours_s")
 EXPERIMENTS.register(
     "planners",

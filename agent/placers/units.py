@@ -30,7 +30,7 @@ class Units(NamedTuple):
 def units_of(problem: Problem) -> Units:
     """Lays out the placement units of a problem's graph, with their neighbours."""
     graph = problem.graph
-    near = _neighbours(graph)
+    near = neighbours(graph)
     return Units(
         of_op=graph.unit_of,
         member_ptr=graph.units.ptr,
@@ -42,7 +42,8 @@ def units_of(problem: Problem) -> Units:
     )
 
 
-def _neighbours(graph: OpGraph) -> Csr:
+def neighbours(graph: OpGraph) -> Csr:
+    """Lists the units that each unit exchanges tensors with."""
     n_units = len(graph.units)
     pairs = graph.unit_of[graph.edges]
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
@@ -87,3 +88,20 @@ def units_by_layer(graph: OpGraph) -> IntArray:
 def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
     """Converts the device of each op, int (n_ops,), to that of each placement unit, int (n_units,)."""
     return device_of[graph.units.items[graph.units.ptr[:-1]]]
+
+
+def units_depth_first(graph: OpGraph) -> IntArray:
+    """Lists the units from neighbour to neighbour, depth first in program order, int (n_units,).
+
+    Segments of this order are subtrees and paths, which few tensors leave, however the program is written.
+    """
+    near, order = neighbours(graph), list[int]()
+    is_listed = np.zeros(len(near), dtype=bool)
+    waiting = list(range(len(near) - 1, -1, -1))
+    while waiting:
+        unit = waiting.pop()
+        if not is_listed[unit]:
+            is_listed[unit] = True
+            order.append(unit)
+            waiting += near.row(unit)[::-1].tolist()
+    return np.array(order, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.units import unit_seconds, units_by_layer, units_by_program
+from agent.placers.units import unit_seconds, units_by_layer, units_by_program, units_depth_first
 from graphs.limits import MIN_SECONDS
 from graphs.system.array_types import FloatArray, IntArray
 
@@ -15,20 +15,21 @@ def contiguous(search: SearchState, rng: np.random.Generator) -> None:
     """Cuts the units into 1 to n_devices segments of equal time and keeps the best cut.
 
     A segment is proportional to its device's speed. The units are cut in program order and in layer order
-    (backward beside forward); where no such cut is feasible, cuts proportional to memory are tried.
+    (backward beside forward), and depth first where ops name no modules, as the program may then be in any
+    order; where no such cut is feasible, cuts proportional to memory are tried.
     """
     problem = search.problem
     seconds = unit_seconds(problem)
     speed = 1.0 / np.maximum(seconds.sum(axis=0), MIN_SECONDS)
-    orders = (units_by_program(problem.graph), units_by_layer(problem.graph))
+    orders = [units_by_program(problem.graph), units_by_layer(problem.graph)]
+    if not any(problem.graph.modules):
+        orders.append(units_depth_first(problem.graph))
     _try_cuts(search, orders, seconds.mean(axis=1), speed)
     if not search.is_feasible:
         _try_cuts(search, orders, problem.footprint_bytes, problem.cluster.memory_bytes)
 
 
-def _try_cuts(
-    search: SearchState, orders: tuple[IntArray, ...], weight: FloatArray, share: FloatArray
-) -> None:
+def _try_cuts(search: SearchState, orders: list[IntArray], weight: FloatArray, share: FloatArray) -> None:
     largest_first = np.argsort(-share, kind="stable")
     for n_stages in range(1, len(share) + 1):
         devices = np.sort(largest_first[:n_stages])

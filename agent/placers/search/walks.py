@@ -17,8 +17,9 @@ from graphs.system.running_time import Clock, running_s
 
 TAKE_BEST = -1.0
 """The draw of a decision that takes the best device."""
-MAX_DECISIONS = 256
-"""Decisions of a group that are taken in one compiled call, which neither a signal nor a clock ends."""
+MAX_DECISIONS, FIRST_DECISIONS = 256, 32
+"""Decisions of a group that are taken in one compiled call, which neither a signal nor a clock ends: at most,
+and at first by an episode alone whose time is limited, so that its pace is known soon. The calls double."""
 RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
 """Decisions between two resamplings; in long episodes, which take long to copy, about so many resamplings."""
 RESAMPLED = 4
@@ -101,7 +102,7 @@ class GroupWalk:
         self._slots: list[Group | None] = [self._waiting.pop() for _ in range(n_slots)]
         self._n_next, self._n_until_resampled = np.zeros((2, n_slots), dtype=np.int64)
         self._n_all = batch.passes * sum(len(batch.problems[group.problem].graph.units) for group in groups)
-        self._n_groups, self._n_taken = len(groups), 0
+        self._n_groups, self._n_taken, self._n_at_once = len(groups), 0, MAX_DECISIONS
         self._found: list[tuple[Group, list[IntArray]]] = []
 
     def run(self, limit_s: float = np.inf, clock: Clock = running_s) -> list[tuple[Group, list[IntArray]]]:
@@ -119,6 +120,8 @@ class GroupWalk:
             FloatingPointError: as `Decider.decide`.
         """
         began_s, first = clock(), (0.0, 0)
+        if limit_s < np.inf and self._size == 1:
+            self._n_at_once = FIRST_DECISIONS
         for slot in range(len(self._slots)):
             self._begin(slot)
         while len(self._found) < self._n_groups:
@@ -138,7 +141,8 @@ class GroupWalk:
 
     def step(self) -> None:
         """Takes decisions in every group, at most as many as it may before it is resampled."""
-        most = max(MAX_DECISIONS // self._size, 1)
+        most = max(self._n_at_once // self._size, 1)
+        self._n_at_once = min(2 * self._n_at_once, MAX_DECISIONS)
         np.minimum(self._n_until_resampled, most, out=self._n_next)
         draws = np.full((len(self._slots), self._size, int(self._n_next.max())), TAKE_BEST)
         for group, n, own in zip(self._slots, self._n_next, draws, strict=True):

@@ -12,7 +12,7 @@ from agent.placers.base import PLACERS, Budget, PlacerError, SearchState, names_
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
 from agent.placers.heuristics.list_scheduling import upward_rank_order
-from agent.placers.units import units_by_layer
+from agent.placers.units import units_by_layer, units_by_program, units_depth_first
 from agent.policy.serialization import read_policy
 from envs.cluster.presets import get_cluster
 from envs.objective import OVER_BYTES
@@ -100,6 +100,21 @@ def test_one_device_leaves_no_choice(name):
 @pytest.mark.parametrize("name", ["contiguous", "annealing", "local-search"])
 def test_searches_that_include_the_fastest_device_are_never_worse(name, problem):
     assert place(name, problem).step_time.total_s <= place("single", problem).step_time.total_s
+
+
+def test_cuts_of_a_tree_in_any_program_order_cross_few_tensors():
+    n_ops, kept = 127, {"resident_bytes": 0.0}
+    ops = [{"name": f"op{op}", "flops": 10**9, **kept} for op in range(n_ops)]  # a binary tree, by level
+    tensors = [(op, 10**9, [n_ops - 1 - (n_ops - 2 - op) // 2]) for op in range(n_ops - 1)]
+    problem = Problem(build_graph("tree", "", ops, tensors), make_cluster(4))
+    crossed = []
+    for order in (units_by_program(problem.graph), units_depth_first(problem.graph)):
+        device_of = cut(order, np.ones(n_ops), np.arange(4), np.ones(4))
+        crossed.append(
+            int((device_of[problem.graph.edges[:, 0]] != device_of[problem.graph.edges[:, 1]]).sum())
+        )
+    assert crossed[0] > 60
+    assert crossed[1] < 15
 
 
 @pytest.mark.parametrize("name", ["annealing", "local-search"])

@@ -189,6 +189,15 @@ def test_without_a_solution_in_time_there_are_no_favourites():
     assert (favourite < 0).all()
 
 
+def test_a_rollout_that_takes_too_long_is_given_up_soon():
+    at_s = iter(range(100))
+    search = SearchState(random_problem(0, n_ops=250), Budget(None, 3.5, lambda: float(next(at_s))))
+    search.keep(np.zeros(250, dtype=np.int64), 1e9, 0.0)
+    draw_rollouts(search, np.random.default_rng(0), 0)
+    assert not search.evaluations
+    assert next(at_s) < 12
+
+
 @pytest.mark.parametrize("name", ["refine", "rollout-refine"])
 def test_where_memory_is_scarce_a_refined_placement_is_no_worse_than_any_heuristic(name):
     graph = min(load_family("llama"), key=lambda graph: graph.n_ops)

@@ -221,6 +221,11 @@ class SearchState:
         return BATCH if most is None else min(max(most - self.evaluations, int(self.best is None)), BATCH)
 
     @property
+    def is_first_overdue(self) -> bool:
+        """Says whether the first placement may take longer than the limit of seconds, if there is one."""
+        return self.budget.seconds is not None and self.best is None and self.must_place
+
+    @property
     def is_feasible(self) -> bool:
         """Says whether the best placement so far is feasible."""
         return self.best_score[OVER_BYTES] == 0.0

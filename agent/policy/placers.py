@@ -81,9 +81,12 @@ class _Decoder:
     def place(self, samples: Samples) -> None:
         """Scores a greedy placement and drawn ones; with less memory until one is feasible.
 
-        Where less memory does not help, some are drawn at last.
+        Where less memory does not help, some are drawn at last. In a budget of seconds, drawing waits for a
+        first placement, from which on the limit holds.
         """
         problem = self.search.problem
+        if samples.drawn and self.search.is_first_overdue:
+            self.place(Samples())
         if not retry_until_feasible(problem, lambda limits: self._score(limits.problem, samples)):
             self._score(problem, Samples(SAMPLES))
 

@@ -55,6 +55,8 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
         n_drawn: how many are drawn, where the budget allows.
     """
     problem = search.problem
+    if n_drawn and search.is_first_overdue:
+        draw_rollouts(search, rng, 0)
 
     def place_within(limits: MemoryLimits) -> IntArray | None:
         limit_s = np.inf if search.best is None and search.must_place else search.seconds_left

@@ -269,3 +269,13 @@ def test_a_walk_that_would_outlast_its_seconds_is_given_up(monkeypatch):
     assert found.evaluations > 1
     assert limits_s
     assert all(0 < limit_s < 0.2 for limit_s in limits_s)
+
+
+@pytest.mark.parametrize("name", ["policy-sample", "policy-beam", "rollout-beam"])
+def test_nothing_is_drawn_after_a_first_placement_that_took_all_the_time(name):
+    placer = PLACERS[name]
+    if placer.is_learned:
+        placer = placer.with_policy(Policy(untrained()[0]), "topo")
+    problem = random_problem(0, n_ops=600)
+    found = placer.place(problem, Budget(None, seconds=1e-4), np.random.default_rng(0))
+    assert found.evaluations <= 1 + problem.n_devices

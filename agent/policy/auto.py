@@ -38,10 +38,12 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     walk comes before `rollout` where links are slow and memory is ample. Where they are quick, all other
     heuristics and drawn rollouts follow. Where links are slow or no single device has the memory, a
     budget of seconds begins with `contiguous`: few tensors cross its cuts, and list schedules that overflow
-    repeat up to 16 times.
+    repeat up to 16 times. `m-etf`, which minds memory, then comes before `heft`.
     """
     first, *schedules = STARTS
     first(search, rng)
+    if not search.is_feasible:
+        schedules.reverse()
     is_slow = _has_slow_links(search)
     is_timed = search.budget.seconds is not None and search.has_time(PLANNING)
     if is_timed and (is_slow or not search.is_feasible):

@@ -149,7 +149,8 @@ def folder(tmp_path):
     write_graphs(tmp_path / "graphs.jsonl", graphs)
     network, shape = untrained()
     (tmp_path / "policy").mkdir()
-    save_policy(tmp_path / "policy", network, PolicyCard(shape, describe_seen(graphs[:1])))
+    card = PolicyCard(shape, describe_seen(graphs[:1]), {"order": ["topo", "alpha"]})
+    save_policy(tmp_path / "policy", network, card)
     return tmp_path
 
 
@@ -161,12 +162,14 @@ def rows_after(folder, *words):
 
 
 def test_graphs_seen_in_training_are_left_out(folder, capsys):
-    rows = rows_after(folder)
+    rows = rows_after(folder, "--orders", "topo", "bfs")
     assert {(row["placer"], row["graphs"], row["seen"]) for row in rows} == {
         ("single", "1", "no"),
         ("policy", "1", "no"),
     }
-    assert "1 graph is left out" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 graph is left out" in printed
+    assert "the policy trained last in topo alpha; it may place worse in bfs" in printed
 
 
 def test_graphs_seen_in_training_are_marked(folder):

@@ -68,7 +68,8 @@ def _main(words: Sequence[str]) -> int:
                 print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
             trained = spec.policy.card.config.get("order", spec.orders) if spec.policy else spec.orders
             if others := [order for order in spec.orders if order not in trained]:
-                print(f"the policy trained last in {' '.join(trained)}; it may place worse in {' '.join(others)}")
+                names = " ".join(trained), " ".join(others)
+                print("the policy trained last in {}; it may place worse in {}".format(*names))
             found = _compare(spec, out, run, f"{COMMAND} {shlex.join(words)}")
             if run.trace or config.model is not None:
                 print_lines(write_handovers(found.answers, found.trials, trace=run.trace))

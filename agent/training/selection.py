@@ -1,4 +1,4 @@
-"""The selection of the policy to keep: the one that places the graphs not held out best."""
+"""The selection of the policy to keep: the newest of those that place the graphs not held out best."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
@@ -20,25 +21,34 @@ REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""
 
 
+SURELY = 2.0
+"""Standard errors by which a policy is surely worse than another."""
+
+
 class PolicySelection:
-    """Evaluates the averaged policy, and saves it into the run's folder if it is the best so far.
+    """Evaluates the averaged policy, and saves it into the run's folder unless an earlier one is better.
 
     A greedy step time is noisy. On the validation graphs alone chance would choose the policy, so the graphs
     it trains on count as well; on the clusters as they are, as on randomized ones a few graphs out of memory
-    would outweigh what all others gain.
+    would outweigh what all others gain. Of many evaluations the least score is still one of luck, and what
+    was learned later is lost with it: where there are validation graphs, the policy is for others than it
+    trains on, and the newest is kept unless it is surely worse than that of the least score.
 
     Args:
         seen: graphs that the policy to start from was trained on.
 
     Attributes:
-        best_score: least geometric mean of the step time over that of one device.
+        best_score: geometric mean of the step time over that of one device, by the policy that is kept.
         best_decisions: when it was reached.
+        least: logarithms of these ratios, by the policy of the least mean.
     """
 
     def __init__(self, state: TrainingState, seen: Iterable[Mapping[str, str]]) -> None:
         self._state = state
         self.best_score, self.best_decisions = float("inf"), 0
+        self.least: list[float] = []
         graphs, config = state.context.graphs, state.config
+        self._margin = SURELY if graphs.validation else 0.0
         self._train = validation_problems(graphs.train, config) or state.problems
         validation = validation_problems(graphs.validation, config) or state.problems
         held_out = validation_problems(graphs.held_out, config)
@@ -72,8 +82,22 @@ class PolicySelection:
         metrics: dict[str, float] = {}
         for use, relative in self._metrics.items():
             metrics |= relative.of(use, enumerate(ratios[use]))
-        score = float(np.exp(np.mean(np.log(ratios["train"] + ratios["validation"]))))
-        if state.iteration and score < self.best_score:  # a policy of no training is no result
-            self.best_score, self.best_decisions = score, state.decisions
-            save_policy(state.context.folder, state.averaged_network, self._card)
+        logs = np.log(ratios["train"] + ratios["validation"])
+        score = float(np.exp(logs.mean()))
+        if state.iteration:  # a policy of no training is no result
+            if not self.least or is_kept(logs, self.least, self._margin):
+                self.best_score, self.best_decisions = score, state.decisions
+                save_policy(state.context.folder, state.averaged_network, self._card)
+            if not self.least or is_kept(logs, self.least, 0.0):
+                self.least = logs.tolist()
         return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}
+
+
+def is_kept(logs: ArrayLike, least: ArrayLike, margin: float) -> bool:
+    """Says whether a policy is better than another, or worse by less than so many standard errors.
+
+    Args:
+        logs, least: logarithms of their ratios on the same graphs, (n,) each.
+    """
+    behind = np.subtract(logs, least)
+    return bool(behind.mean() < margin * behind.std() / len(behind) ** 0.5)

@@ -51,9 +51,9 @@ class Result:
     Attributes:
         timesteps, iterations: decisions of reinforcement and updates made.
         wall_s: seconds, those before interruptions included.
-        best_score: least geometric mean of the greedy step time over that of one device, on the graphs for
-            training and validation and the clusters as they are; by it the policy was chosen. Infinite in a
-            worker that is not the first.
+        best_score: geometric mean of the greedy step time over that of one device, on the graphs for training
+            and validation and the clusters as they are, by the policy that was kept. Infinite in a worker
+            that is not the first.
         best_timesteps: when that policy was found, decisions imitated included.
         finished: whether it used up its decisions or its time, rather than being stopped.
         reinforcement: `GAINS` before and after reinforcement, each greedy; empty where there was none.
@@ -256,14 +256,15 @@ class _Training:
     def _checkpoint(self, selection: PolicySelection) -> Checkpoint:
         saved = self.state.checkpoint()
         phases = {phase.name: phase.state_dict() for phase in self.phases}
-        best = [selection.best_score, selection.best_decisions]
+        best = [selection.best_score, selection.best_decisions, selection.least]
         own = {"phases": phases, "best": best, "evaluated": self._evaluated, "minutes": self.config.minutes}
         return Checkpoint(saved.tensors, {**saved.state, **own})
 
     def _restore(self, saved: Checkpoint) -> None:
         """Resumes from a checkpoint; with more minutes than before, the last phase continues."""
         if self._selection is not None:
-            self._selection.best_score, self._selection.best_decisions = saved.state["best"]
+            best = saved.state["best"]
+            self._selection.best_score, self._selection.best_decisions, self._selection.least = best
         self._evaluated = [dict(each) for each in saved.state["evaluated"]]
         same_limit = saved.state["minutes"] == self.config.minutes
         begun = False

@@ -431,3 +431,28 @@ EXPERIMENTS.register(
         ],
     ),
 )
+
+
+TRAINED_BY = ("simulated rewards", "adapted costs", "refine")
+EXPERIMENTS.register(
+    "measured_rewards",
+    Experiment(
+        "Does reinforcement by measured rewards place faster than by simulated ones?",
+        [
+            Pivot(
+                {"model": "model"},
+                [
+                    Across("placer", mean("step_s", "single_s")),
+                    *((f"measured over {name}", over("measured rewards", name)) for name in TRAINED_BY),
+                ],
+                where=lambda row: row["part"] == "steps",
+            ),
+            Pivot(
+                {"placements measured": "up_to"},
+                [Across("model", mean("step_s", "single_s"))],
+                where=lambda row: row["part"] == "curve",
+            ),
+        ],
+        ["measured_rewards.csv.gz"],
+    ),
+)

@@ -232,33 +232,6 @@ EXPERIMENTS.register(
 )
 
 
-def logs_of_trainings(rows: Rows) -> list[float]:
-    """Returns the mean logarithm of the step over annealing of each of the equal trainings."""
-    trained = grouped((row for row in rows if row["policy"].startswith("seed")), lambda row: row["policy"])
-    return [float(np.mean([np.log(row["over_annealing"]) for row in own])) for own in trained.values()]
-
-
-def pretrained(*index: str) -> Pivot:
-    """Makes a table of one decode of each policy over annealing."""
-    cells: list[tuple[str, Statistic] | Across] = [
-        ("graphs", only(count, policy="shipped")),
-        Across("policy", mean("over_annealing")),
-        ("mean of trainings", lambda rows: f"{np.exp(np.mean(logs_of_trainings(rows))):.3f}"),
-        ("spread", lambda rows: f"{np.std(logs_of_trainings(rows), ddof=1):.3f}"),
-    ]
-    return Pivot({name: name for name in index}, cells)
-
-
-EXPERIMENTS.register(
-    "pretraining",
-    Experiment(
-        "How much do policies of equal trainings differ?",
-        [pretrained("cluster", "size"), pretrained("family")],
-        ["pretraining.csv"],
-    ),
-)
-
-
 def over_imitated(policy: str) -> list[tuple[str, Statistic]]:
     """Makes the columns of a policy over the one before reinforcement."""
     decodes = {"policy": "one decode", "policy-sample": "best of 17"}
@@ -429,30 +402,5 @@ EXPERIMENTS.register(
             trained("credit", {"learner": "arm"}),
             trained("summary", {"of": "what"}, ("arm", value("value", ".3f"))),
         ],
-    ),
-)
-
-
-TRAINED_BY = ("simulated rewards", "adapted costs", "refine")
-EXPERIMENTS.register(
-    "measured_rewards",
-    Experiment(
-        "Does reinforcement by measured rewards place faster than by simulated ones?",
-        [
-            Pivot(
-                {"model": "model"},
-                [
-                    Across("placer", mean("step_s", "single_s")),
-                    *((f"measured over {name}", over("measured rewards", name)) for name in TRAINED_BY),
-                ],
-                where=lambda row: row["part"] == "steps",
-            ),
-            Pivot(
-                {"placements measured": "up_to"},
-                [Across("model", mean("step_s", "single_s"))],
-                where=lambda row: row["part"] == "curve",
-            ),
-        ],
-        ["measured_rewards.csv.gz"],
     ),
 )

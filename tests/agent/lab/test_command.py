@@ -52,7 +52,7 @@ def test_every_setting_is_a_flag_and_every_quick_run_has_settings() -> None:
         ("nix", "unknown experiment 'nix'; use one of benchmark, "),
         ("decoding", "decoding: its rows were made elsewhere, see "),
         ("optimality --only tables", "optimality: is settled; "),
-        ("pretraining --only tables --out .", ".: has no pretraining.csv; run "),
+        ("ablation --only tables --out .", ".: has no ablation.csv; run "),
         ("budgets --placers nix", "unknown placer 'nix'; use memory-fill"),
         ("benchmark --placers nix", "unknown placer 'nix'; use some of memory-fill"),
         ("benchmark --graphs nix", "no instance is named 'nix'"),

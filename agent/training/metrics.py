@@ -43,8 +43,8 @@ FROM_SB3 = tuple(
 """Numbers that stable-baselines3 records of an update, by its own names."""
 
 MEANINGS = {
-    SCORE: "greedy step time over the fastest single device, on training and validation graphs; the policy "
-    "with the least is kept",
+    SCORE: "greedy step time over the fastest single device, on training and validation graphs; the "
+    "newest policy is kept unless it is surely worse than that with the least",
     ITERATION: "updates made",
     PHASE: f"phase of this update: {', '.join(f'{at} {name}' for at, name in enumerate(PHASES, 1))}",
     PROGRESS: "share of the training that is done, of its decisions or of its time",

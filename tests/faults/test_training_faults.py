@@ -67,7 +67,7 @@ def test_a_run_is_where_it_was_put(place: Path, put: Callable[[Path, Path], obje
     original = begin("original")
     before = content(original)
     put(original, Path("runs") / "other")
-    worst = {"best": [9.0, 0]}
+    worst = {"best": [9.0, 0, []]}
     changed(checkpoints(Path("runs/other"))[-1], lambda _, state: state.update(worst))
     other = resume("other")
     assert content(original) == (before if put is shutil.copytree else {})

@@ -66,10 +66,6 @@ def _main(words: Sequence[str]) -> int:
             if left_out:
                 count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
                 print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
-            trained = spec.policy.card.config.get("order", spec.orders) if spec.policy else spec.orders
-            if others := [order for order in spec.orders if order not in trained]:
-                names = " ".join(trained), " ".join(others)
-                print("the policy trained last in {}; it may place worse in {}".format(*names))
             found = _compare(spec, out, run, f"{COMMAND} {shlex.join(words)}")
             if run.trace or config.model is not None:
                 print_lines(write_handovers(found.answers, found.trials, trace=run.trace))

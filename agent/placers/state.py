@@ -221,9 +221,9 @@ class SearchState:
         return BATCH if most is None else min(max(most - self.evaluations, int(self.best is None)), BATCH)
 
     @property
-    def is_first_overdue(self) -> bool:
-        """Says whether the first placement may take longer than the limit of seconds, if there is one."""
-        return self.budget.seconds is not None and self.best is None and self.must_place
+    def needs_placement(self) -> bool:
+        """Says whether a first placement is still needed, however many seconds it takes."""
+        return self.must_place and self.best is None
 
     @property
     def is_feasible(self) -> bool:
@@ -340,7 +340,7 @@ class SearchState:
             evaluations=min(limits, default=None),
             seconds=max(min(self.seconds_left, limit_s), LEAST_SECONDS) if is_timed else None,
         )
-        search = SearchState(self.objective, budget, must_place=self.must_place and self.best is None)
+        search = SearchState(self.objective, budget, must_place=self.needs_placement)
         before = self.evaluations, self.elapsed_s
         search.simulation_s, search.least_simulation_s = self.simulation_s, self.least_simulation_s
         strategy(search, rng)

@@ -147,6 +147,8 @@ def place(
     def find(objective: Objective, share: Budget) -> PlacementResult:
         needs_policy = PLACERS[placer].is_learned
         opened = open_policy(str(policy)) if needs_policy else None
+        if opened and (line := opened.card.about_orders([order])):
+            print_notice(line)
         own = make_placer(placer, opened, order)
         return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
 

@@ -38,7 +38,7 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     walk comes before `rollout` where links are slow and memory is ample. Where they are quick, all other
     heuristics and drawn rollouts follow. Where links are slow or no single device has the memory, a
     budget of seconds begins with `contiguous`: few tensors cross its cuts, and list schedules that overflow
-    repeat up to 16 times. `m-etf`, which minds memory, then comes before `heft`.
+    repeat up to 16 times. Where no single device has the memory, `m-etf` comes before `heft`, as it heeds it.
     """
     first, *schedules = STARTS
     first(search, rng)

@@ -85,7 +85,7 @@ class _Decoder:
         first placement, from which on the limit holds.
         """
         problem = self.search.problem
-        if samples.drawn and self.search.is_first_overdue:
+        if samples.drawn and self.search.needs_placement and self.search.budget.seconds is not None:
             self.place(Samples())
         if not retry_until_feasible(problem, lambda limits: self._score(limits.problem, samples)):
             self._score(problem, Samples(SAMPLES))
@@ -109,8 +109,7 @@ class _Decoder:
         n_each = 1 + mdp_config.evaluations(search.problem)
         samples = replace(samples, drawn=max(min(search.left // n_each - 1, samples.drawn), 0))
         search.spend((1 + samples.drawn) * (n_each - 1))
-        must_place = search.best is None and search.must_place
-        limit_s = math.inf if must_place else search.seconds_left
+        limit_s = math.inf if search.needs_placement else search.seconds_left
         try:
             found = self._decode(tight, mdp_config, samples, limit_s)
         except WalkTooLongError:

@@ -57,6 +57,14 @@ class PolicyCard:
         """Says what the policy was shown of a graph: `SEEN`, `SEEN_TOPOLOGY` or `NOT_SEEN`."""
         return how_seen(graph, self.seen)
 
+    def about_orders(self, orders: Iterable[str]) -> str:
+        """Says which of some orders the last training left out; empty if none, or if it is not known."""
+        trained = list(dict.fromkeys(self.config.get("order", orders)))
+        others = ", ".join(order for order in orders if order not in trained)
+        if not others:
+            return ""
+        return f"the policy was last trained in {', '.join(trained)}; in {others} it may place worse"
+
 
 @dataclass(frozen=True, eq=False)
 class StoredPolicy:

@@ -48,7 +48,7 @@ class PolicySelection:
         self.best_score, self.best_decisions = float("inf"), 0
         self.least: list[float] = []
         graphs, config = state.context.graphs, state.config
-        self._margin = SURELY if graphs.validation else 0.0
+        self._slack = SURELY if graphs.validation else 0.0
         self._train = validation_problems(graphs.train, config) or state.problems
         validation = validation_problems(graphs.validation, config) or state.problems
         held_out = validation_problems(graphs.held_out, config)
@@ -85,19 +85,20 @@ class PolicySelection:
         logs = np.log(ratios["train"] + ratios["validation"])
         score = float(np.exp(logs.mean()))
         if state.iteration:  # a policy of no training is no result
-            if not self.least or is_kept(logs, self.least, self._margin):
+            if not self.least or is_better(logs, self.least, self._slack):
                 self.best_score, self.best_decisions = score, state.decisions
                 save_policy(state.context.folder, state.averaged_network, self._card)
-            if not self.least or is_kept(logs, self.least, 0.0):
+            if not self.least or is_better(logs, self.least):
                 self.least = logs.tolist()
         return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}
 
 
-def is_kept(logs: ArrayLike, least: ArrayLike, margin: float) -> bool:
-    """Says whether a policy is better than another, or worse by less than so many standard errors.
+def is_better(logs: ArrayLike, others: ArrayLike, slack: float = 0.0) -> bool:
+    """Says whether the mean of some logarithms is less than that of others.
 
     Args:
-        logs, least: logarithms of their ratios on the same graphs, (n,) each.
+        logs, others: of the ratios of two policies on the same graphs, (n,) each.
+        slack: standard errors of the mean difference by which the first may be greater.
     """
-    behind = np.subtract(logs, least)
-    return bool(behind.mean() < margin * behind.std() / len(behind) ** 0.5)
+    behind = np.subtract(logs, others)
+    return bool(behind.mean() < slack * behind.std() / len(behind) ** 0.5)

@@ -55,11 +55,11 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
         n_drawn: how many are drawn, where the budget allows.
     """
     problem = search.problem
-    if n_drawn and search.is_first_overdue:
+    if n_drawn and search.needs_placement and search.budget.seconds is not None:
         draw_rollouts(search, rng, 0)
 
     def place_within(limits: MemoryLimits) -> IntArray | None:
-        limit_s = np.inf if search.best is None and search.must_place else search.seconds_left
+        limit_s = np.inf if search.needs_placement else search.seconds_left
         try:
             n_left = max(min(n_drawn, search.left - 1), 0)
             found = _roll_out(limits.problem, n_left, rng, limit_s, search.budget.clock)

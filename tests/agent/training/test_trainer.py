@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,13 +15,13 @@ from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_policy
 from agent.training import config as training_config
-from agent.training import inputs
+from agent.training import inputs, selection
 from agent.training.clock import Clock, Elapsed
 from agent.training.config import ConfigError
 from agent.training.imitation.phases import OnPolicyImitation
 from agent.training.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tags_of
 from agent.training.problems import Split, problems_of
-from agent.training.selection import SURELY, is_kept
+from agent.training.selection import is_better
 from agent.training.trainer import train
 from envs.problem import Problem
 from tests.agent.training.trainer_cases import SMALL, MemoryContext, chains, numbers
@@ -98,20 +99,17 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     load_policy(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("logs", "margin", "kept"),
-    [
-        ([0.0, 0.3, 0.0, 0.1], SURELY, True),
-        ([0.1, 0.1, 0.1, 0.1], SURELY, False),
-        ([0.0, 0.3, 0.0, 0.1], 0.0, False),
-        ([0.0, 0.1, 0.0, -0.2], 0.0, True),
-        ([0.0, 0.0, 0.0, 0.0], SURELY, False),
-    ],
-)
-def test_the_newest_policy_is_kept_unless_it_is_surely_worse(
-    logs: list[float], margin: float, kept: bool
+def test_the_newest_policy_is_kept_that_is_not_surely_worse_than_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert is_kept(logs, [0.0] * 4, margin) == kept
+    best, level, worse = (0.5, 0.5, 0.5), (0.55, 0.48, 0.5), (0.9, 0.9, 0.9)
+    ratios = chain([worse, best, level], repeat(worse))
+    found = chain.from_iterable(([*each[:2]], [each[2]], [1.0]) for each in ratios)
+    monkeypatch.setattr(selection, "ratios_over_orders", lambda *_: next(found))
+    result = train(SMALL, MemoryContext(tmp_path))
+    assert result.best_score == pytest.approx(np.prod(level) ** (1 / 3))
+    assert is_better([0.0, 0.1, 0.0, -0.2], [0.0] * 4)
+    assert not is_better([0.0, 0.3, 0.0, 0.1], [0.0] * 4), "without validation graphs, the least counts"
 
 
 @pytest.fixture

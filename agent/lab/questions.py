@@ -1,13 +1,12 @@
 """Experiments, one a question: on placers, and on policies, whose rows other commands make."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from agent.evaluation.comparison.intervals import crossed_interval, nested_interval
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
 from agent.lab.pivot import (
     Across,
@@ -18,7 +17,6 @@ from agent.lab.pivot import (
     Rows,
     Statistic,
     count,
-    grouped,
     mean,
     only,
     over,
@@ -281,126 +279,5 @@ EXPERIMENTS.register(
             "placers": ("policy", "policy-sample", "rollout", "annealing"),
             "families": ("cifar10", "unet"),
         },
-    ),
-)
-
-
-def ratio(rows: Rows) -> str:
-    """Formats the step over that of the base, with a 95 % interval over families, graphs and seeds."""
-    both = [row for row in rows if max(row["step_s"], row["base_s"]) < np.inf]
-    logs = ((row["family"], row["graph"], float(np.log(row["step_s"] / row["base_s"]))) for row in both)
-    return str(nested_interval(logs)) if both else ""
-
-
-def average(column: str, form: str = ".3f", **values: Any) -> Statistic:
-    """Makes a statistic that formats the mean of a column over the rows that have values in others."""
-    return only(lambda rows: format(np.mean([row[column] for row in rows]), form), **values)
-
-
-def in_part(part: str, index: str, *cells: tuple[str, Statistic]) -> Pivot:
-    """Makes a table of a part of the rows: steps over the base by cluster, and other cells."""
-    return Pivot({index: "arm"}, [Across("cluster", ratio), *cells], lambda row: row.get("part") == part)
-
-
-def by_order(rows: Rows, value_of: Callable[[Row], float], **values: str) -> dict[str, float]:
-    """Returns the mean of a value by order, over the rows that have values in columns."""
-    chosen = (row for row in rows if all(row.get(key) == values[key] for key in values))
-    groups = grouped(chosen, lambda row: row["order"])
-    return {name: float(np.mean([value_of(row) for row in own])) for name, own in groups.items()}
-
-
-def ranks_alike(arm: str, features: str) -> Statistic:
-    """Makes a statistic: the rank correlation of trained steps with misses and with bits of a probe."""
-
-    def cell(rows: Rows) -> str:
-        steps = by_order(rows, lambda row: float(np.log(row["ratio_to_single"])), arm=arm)
-        misses = by_order(rows, lambda row: -row["area"], features=features)
-        bits = by_order(rows, lambda row: row["bits"], features=features)
-        return "; ".join(f"{kendall(steps, probe):.2f}" for probe in (misses, bits) if steps)
-
-    return cell
-
-
-def kendall(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    """Returns the rank correlation (tau-b) of two values by name, over the names of the first."""
-    a, b = (np.array([values[name] for name in one]) for values in (one, other))
-    a, b = np.sign(np.subtract.outer(a, a)), np.sign(np.subtract.outer(b, b))
-    return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
-
-
-LEARNERS = {
-    "construction, all features": ("rollout", "all"),
-    "construction, equal features": ("prefix", "equal"),
-    "construction in GDP's style": ("attention", "equal"),
-    "improvement": ("improve", "all"),
-    "improvement in Placeto's style": ("placeto", "all"),
-}
-"""Learners of the pages of orders: the arm of their rows, and the features of the probe beside them."""
-TRAINED = ("cifar10", "ptb", "nmt", "gpt", "vit", "moe")
-
-
-def agreement(head: str, families: Sequence[str] = ()) -> Pivot:
-    """Makes a table of `ranks_alike` by learner: of each of some families and of these, or of all."""
-    return Pivot(
-        {head: lambda row: row["family"] if families else "all"},
-        [(learner, ranks_alike(*arm)) for learner, arm in LEARNERS.items()],
-        where=lambda row: row["file"] != "order" and row["family"] in (families or (row["family"],)),
-        total="all" if families else "",
-    )
-
-
-def over_base(rows: Rows) -> str:
-    """Formats the step over a base, with a 95 % interval over trainings and graphs."""
-    trainings = grouped(rows, lambda row: row["seed"]).values()
-    logs = np.log([[row["over_base"] for row in own] for own in trainings])
-    return str(crossed_interval(logs)) if rows else ""
-
-
-def trained(part: str, index: Mapping[str, Key], cell: tuple[str, Statistic] = ("order", over_base)) -> Pivot:
-    """Makes a table of a part of the rows of trainings."""
-    return Pivot(index, [Across(*cell)], lambda row: row.get("part") == part)
-
-
-TIMES = mean("cpu_s", "base_cpu_s")
-OF_ORDER = "information", "trainings", "chosen"
-PROBED = [
-    (f"{what}, {features} features", average(column, form, features=features))
-    for features in ("all", "equal")
-    for what, column, form in (("right", "area", ".3f"), ("bits missing", "bits", ".2f"))
-]
-EXPERIMENTS.register(
-    "order",
-    Experiment(
-        "Does the order matter, and why?",
-        rows=["order.csv.gz", *(f"order_{name}.csv.gz" for name in OF_ORDER), "orders.csv.gz"],
-        tables=[
-            in_part(
-                "decodes",
-                "placements",
-                ("decodes", average("decodes", ".0f")),
-                ("processor time", TIMES),
-            ),
-            in_part("starts", "`refine` from heuristics and", ("decodes", average("decodes", ".1f"))),
-            Pivot(
-                {"order": "order"},
-                [
-                    *PROBED,
-                    *((f"right in fifth {n}", average(f"fifth_{n}", features="equal")) for n in range(1, 6)),
-                    ("chance", average("chance", features="equal")),
-                ],
-                where=lambda row: row["file"] == "order_information",
-            ),
-            agreement("family", TRAINED),
-            agreement("over all problems"),
-            *(
-                in_part(part, part, ("decodes", average("decodes", ".1f")), ("processor time", TIMES))
-                for part in ("chosen, over samples in topo", "chosen, over one decode in topo")
-            ),
-            in_part("local-search", "units in"),
-            in_part("issue order", "issue order"),
-            *(trained("weights", {**index, "weights": "arm"}) for index in ({}, {"family": "family"})),
-            trained("credit", {"learner": "arm"}),
-            trained("summary", {"of": "what"}, ("arm", value("value", ".3f"))),
-        ],
     ),
 )

@@ -93,7 +93,7 @@ def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
 def units_depth_first(graph: OpGraph) -> IntArray:
     """Lists the units from neighbour to neighbour, depth first in program order, int (n_units,).
 
-    Segments of this order are subtrees and paths, which few tensors leave, however the program is written.
+    Segments of this order are subtrees and paths, which few tensors leave, whatever the program order is.
     """
     near, order = neighbours(graph), list[int]()
     is_listed = np.zeros(len(near), dtype=bool)

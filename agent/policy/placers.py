@@ -81,8 +81,8 @@ class _Decoder:
     def place(self, samples: Samples) -> None:
         """Scores a greedy placement and drawn ones; with less memory until one is feasible.
 
-        Where less memory does not help, some are drawn at last. In a budget of seconds, drawing waits for a
-        first placement, from which on the limit holds.
+        Where less memory does not help, some are drawn at last. With a budget of seconds, a greedy
+        placement is decoded first, and the limit holds for all that follows.
         """
         problem = self.search.problem
         if samples.drawn and self.search.needs_placement and self.search.budget.seconds is not None:

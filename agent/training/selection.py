@@ -30,9 +30,9 @@ class PolicySelection:
 
     A greedy step time is noisy. On the validation graphs alone chance would choose the policy, so the graphs
     it trains on count as well; on the clusters as they are, as on randomized ones a few graphs out of memory
-    would outweigh what all others gain. Of many evaluations the least score is still one of luck, and what
-    was learned later is lost with it: where there are validation graphs, the policy is for others than it
-    trains on, and the newest is kept unless it is surely worse than that of the least score.
+    would outweigh what all others gain. The least of many scores is still partly luck, and choosing it
+    discards what was learned later. If there are validation graphs, the policy is meant for other graphs, so
+    the newest one is kept unless it is surely worse than the one with the least score.
 
     Args:
         seen: graphs that the policy to start from was trained on.

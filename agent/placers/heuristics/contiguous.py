@@ -14,9 +14,9 @@ from graphs.system.array_types import FloatArray, IntArray
 def contiguous(search: SearchState, rng: np.random.Generator) -> None:
     """Cuts the units into 1 to n_devices segments of equal time and keeps the best cut.
 
-    A segment is proportional to its device's speed. The units are cut in program order and in layer order
-    (backward beside forward), and depth first where ops name no modules, as the program may then be in any
-    order; where no such cut is feasible, cuts proportional to memory are tried.
+    A segment is proportional to its device's speed. The units are cut in program order, in layer order
+    (backward beside forward) and, if ops name no modules, in depth-first order. If no such cut is feasible,
+    cuts proportional to memory are tried.
     """
     problem = search.problem
     seconds = unit_seconds(problem)

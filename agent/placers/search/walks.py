@@ -18,8 +18,8 @@ from graphs.system.running_time import Clock, running_s
 TAKE_BEST = -1.0
 """The draw of a decision that takes the best device."""
 MAX_DECISIONS, FIRST_DECISIONS = 256, 32
-"""Decisions of a group in one compiled call, which no signal or clock interrupts: the maximum, and those of the
-first call if a single episode has a time limit. Calls double in size, so that its pace is known early."""
+"""Decisions of a group in one compiled call, which no signal or clock interrupts: the maximum, and those of
+the first call if a single episode has a time limit. Calls double in size, so that its pace is known early."""
 RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
 """Decisions between two resamplings; in long episodes, which take long to copy, about so many resamplings."""
 RESAMPLED = 4

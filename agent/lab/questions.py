@@ -281,38 +281,3 @@ EXPERIMENTS.register(
         },
     ),
 )
-
-
-def worst_gap(rows: Rows) -> str:
-    """Formats the greatest gap."""
-    return f"{max(row['gap'] for row in rows):.3f}"
-
-
-def behind(rows: Rows) -> str:
-    """Counts gaps above 1.05 that three seeds confirm."""
-    return str(sum(row["gap"] > 1.05 and row["seeds"] == 3 for row in rows))
-
-
-EXPERIMENTS.register(
-    "adversary",
-    Experiment(
-        "On which graphs, clusters and budgets is `auto` behind another placer?",
-        [
-            Pivot(
-                {"draws": "draws", "shape": "shape"},
-                [("candidates", count), ("behind", behind), ("greatest gap", worst_gap)],
-                where=lambda row: row["draws"] != "worst",
-            ),
-            Pivot(
-                {"instance": "instance", "budget, s": "seconds"},
-                [
-                    ("gap before", value("gap_before", ".3f")),
-                    ("gap after", value("gap", ".3f")),
-                    ("ahead", value("ahead")),
-                ],
-                where=lambda row: row["draws"] == "worst",
-            ),
-        ],
-        ["adversary.csv.gz"],
-    ),
-)

@@ -71,15 +71,12 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     needs_policy = any(name in PLACERS and PLACERS[name].is_learned for name in placers)
     policy = open_policy(config.policy) if needs_policy else None
     seen = policy.how_seen(gathered) if policy else {}
-    orders = tuple(ORDERS) if config.orders == (ALL,) else config.orders
-    if policy and (line := policy.card.about_orders(orders)):
-        print_notice(line)
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
     spec = EvaluationSpec(
         graphs=tuple(graph for graph in graphs if graph.name not in dropped),
         clusters=clusters,
         placers=placers,
-        orders=orders,
+        orders=tuple(ORDERS) if config.orders == (ALL,) else config.orders,
         seeds=config.seeds,
         budget=request.limits,
         policy=policy,
@@ -91,6 +88,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         whole=whole,
     )
     spec.check_feasible()
+    if spec.untrained_orders:
+        print_notice(spec.untrained_orders)
     return spec, [graph.name for graph in graphs if graph.name in dropped]
 
 

@@ -82,6 +82,11 @@ class EvaluationSpec:
         pairs = ((self.graphs[graph], self.clusters[cluster]) for graph, cluster in self._pairs())
         return frozenset(cluster.name for graph, cluster in pairs if not is_calibrated(graph, cluster))
 
+    @property
+    def untrained_orders(self) -> str:
+        """What `PolicyCard.about_orders` says of the orders; empty without a policy."""
+        return self.policy.card.about_orders(self.orders) if self.policy else ""
+
     def tasks(self) -> list[Task]:
         """Every trial of the evaluation, in the order of the results."""
         return [

@@ -155,11 +155,6 @@ def count(rows: Rows) -> str:
     return str(len(rows))
 
 
-def value(column: str, form: str = "") -> Statistic:
-    """Makes a statistic that formats the value of the only row; no row is an empty cell."""
-    return lambda rows: format(rows[0][column], form) if rows else ""
-
-
 def mean(column: str, over: str = "") -> Statistic:
     """Makes a statistic that formats the geometric mean of a column, or of its ratio to another one.
 

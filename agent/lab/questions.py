@@ -21,7 +21,6 @@ from agent.lab.pivot import (
     only,
     over,
     read_table,
-    value,
 )
 from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
@@ -184,31 +183,6 @@ EXPERIMENTS.register(
         ),
         quick={"seconds": (0.03, 0.1), "granularities": ("op",), "families": ("cifar10", "unet")},
     ),
-)
-
-DECODING = Pivot(
-    {"graph": "graph", "walks": "walks", "features": "features"},
-    [
-        ("us a decision", value("us", ".1f")),
-        ("scored by torch, us", value("torch_us", ".1f")),
-        ("ratio", lambda rows: f"{rows[0]['torch_us'] / rows[0]['us']:.1f}"),
-    ],
-)
-EXPERIMENTS.register(
-    "decoding", Experiment("How fast is a decision of a policy?", [DECODING], ["decoding.csv"])
-)
-
-GRANULARITY = Pivot(
-    {"family": "family", "graphs": "graphs"},
-    [
-        (f"{placer}, {level}", only(value("ratio_to_single", ".3f"), granularity=level, placer=placer))
-        for level in ("op", "module")
-        for placer in ("heft", "annealing", "local-search", "policy", "policy-refine")
-    ],
-)
-EXPERIMENTS.register(
-    "granularity",
-    Experiment("What does placing whole modules cost?", [GRANULARITY], ["granularity.csv"]),
 )
 
 

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +67,8 @@ def _finished(jobs: Mapping[str, Job]) -> Iterator[str]:
                 for process, answer in answers_of(busy):
                     name, n_done = busy.pop(process), n_done + 1
                     idle.append(process)
+                    if answer is False:
+                        process.kill()  # it may hold locks of kernels that others wait for
                     if not isinstance(answer, Death):
                         yield name
             report("compiling", n_done, len(jobs))
@@ -76,15 +78,13 @@ def _finished(jobs: Mapping[str, Job]) -> Iterator[str]:
 
 
 def _run(job: Job) -> bool:
-    """Runs a job quietly. Where it fails, what needs its kernels will say why."""
+    """Runs a job quietly; says whether it ended well. Where it fails, what needs its kernels will say why."""
     gc.disable()  # the compiler keeps nearly all that it makes, and looking through it takes time
-    with (
-        suppress(Exception),
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        redirect_stderr(nowhere),
-    ):
-        job()
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            job()
+    except Exception:
+        return False
     return True
 
 

@@ -54,6 +54,7 @@ def write_report(
         failed=failed_line(n_failed) if n_failed else "",
         placers=main_tables(trials, summarise(trials), uncalibrated),
         orders=order_maps(trials),
+        untrained_orders=answers.spec.untrained_orders if answers else "",
         curves=curve_charts(trials),
         details=detail_section(answers, pairs(trials)) if answers else "",
         graphs=graph_table(trials),

@@ -50,7 +50,7 @@ def test_every_setting_is_a_flag_and_every_quick_run_has_settings() -> None:
     ("words", "message"),
     [
         ("nix", "unknown experiment 'nix'; use one of benchmark, "),
-        ("decoding", "decoding: its rows were made elsewhere, see "),
+        ("ablation", "ablation: its rows were made elsewhere, see "),
         ("optimality --only tables", "optimality: is settled; "),
         ("ablation --only tables --out .", ".: has no ablation.csv; run "),
         ("budgets --placers nix", "unknown placer 'nix'; use memory-fill"),
@@ -71,7 +71,7 @@ def test_wrong_input_is_one_line(
     assert f"agent.lab: {message}" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", ["budgets --seeds -1", "budgets --budget many", "decoding --only rows"])
+@pytest.mark.parametrize("words", ["budgets --seeds -1", "budgets --budget many", "ablation --only rows"])
 def test_a_wrong_flag_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words.split())

@@ -169,7 +169,9 @@ def test_graphs_seen_in_training_are_left_out(folder, capsys):
     }
     printed = capsys.readouterr()
     assert "1 graph is left out" in printed.out
-    assert "the policy was last trained in topo, alpha; in bfs it may place worse" in printed.err
+    noted = "the policy was last trained in topo, alpha; in bfs it may place worse"
+    assert noted in printed.err
+    assert f"Note that {noted}." in (folder / "out" / "report.html").read_text()
 
 
 def test_graphs_seen_in_training_are_marked(folder):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 
 import numba
 import pytest
+from filelock import FileLock
 
 from graphs.system.compiling import compile_ahead
+
+LOCKS: list[FileLock] = []
 
 
 def die_unless_older(file: Path) -> None:
@@ -19,18 +23,32 @@ def die_unless_older(file: Path) -> None:
     file.unlink()
 
 
+def fail_with(lock: Path) -> None:
+    LOCKS.append(FileLock(lock))
+    LOCKS[-1].acquire()
+    raise ValueError
+
+
+def wait_for(lock: Path) -> None:
+    while not lock.exists():
+        time.sleep(0.01)
+    with FileLock(lock, timeout=60.0):
+        lock.with_suffix(".held").touch()
+
+
 def test_jobs_run_once_and_those_that_died_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
-    log, file = tmp_path / "made", tmp_path / "died"
-    jobs = {"makes": partial(os.mkdir, log), "fails": partial(os.mkdir, "/dev/null")}
-    jobs["dies"] = partial(die_unless_older, file)
+    log, file, lock = tmp_path / "made", tmp_path / "died", tmp_path / "lock"
+    jobs = {"makes": partial(os.mkdir, log), "fails": partial(fail_with, lock)}
+    jobs |= {"waits": partial(wait_for, lock), "dies": partial(die_unless_older, file)}
     compile_ahead(jobs)
     assert log.exists()
     assert file.exists()
+    assert lock.with_suffix(".held").exists(), "a job that fails keeps no lock"
     log.rmdir()
-    assert "3/3" in capfd.readouterr().err
+    assert "4/4" in capfd.readouterr().err
     compile_ahead(jobs)
     assert not log.exists()
     assert not file.exists()

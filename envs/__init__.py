@@ -1,6 +1,6 @@
 """Clusters, what ops cost on them, placements, the simulated step, and the environments for RL.
 
-Importing this package makes `gymnasium.make("placewalk/Placement-v0")` work.
+Importing this package makes `gymnasium.make("placewalk/Placement-v1")` work.
 """
 
 from contextlib import suppress
@@ -48,7 +48,7 @@ _MODULES = (
 with suppress(ModuleNotFoundError):  # nothing but the environment needs it
     import gymnasium
 
-    gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.placement.named:NamedPlacementEnv")
+    gymnasium.register(id="placewalk/Placement-v1", entry_point="envs.placement.named:NamedPlacementEnv")
 
 
 def __getattr__(name: str) -> object:

@@ -17,6 +17,7 @@ from agent.lab.pivot import (
     Rows,
     Statistic,
     count,
+    grouped,
     mean,
     only,
     over,
@@ -204,16 +205,29 @@ EXPERIMENTS.register(
 )
 
 
-def over_imitated(policy: str) -> list[tuple[str, Statistic]]:
-    """Makes the columns of a policy over the one before reinforcement."""
-    decodes = {"policy": "one decode", "policy-sample": "best of 17"}
-    return [
-        (f"{policy}, {said}", over(f"{placer}-{policy}", f"{placer}-imitated"))
-        for placer, said in decodes.items()
-    ]
+def logs_of_trainings(rows: Rows) -> list[float]:
+    """Returns the mean logarithm of the step over annealing of each of the equal trainings."""
+    trained = grouped((row for row in rows if row["policy"].startswith("seed")), lambda row: row["policy"])
+    return [float(np.mean([np.log(row["over_annealing"]) for row in own])) for own in trained.values()]
 
 
-REINFORCED = ("reinforced", "reinforced-1", "reinforced-2", "from-random")
+OF_POLICIES: list[tuple[str, Statistic] | Across] = [
+    ("graphs", only(count, policy="shipped")),
+    Across("policy", mean("over_annealing")),
+    ("mean of trainings", lambda rows: f"{np.exp(np.mean(logs_of_trainings(rows))):.3f}"),
+    ("spread", lambda rows: f"{np.std(logs_of_trainings(rows), ddof=1):.3f}"),
+]
+BY_FAMILY = [
+    Pivot({name: name for name in index}, OF_POLICIES) for index in (("cluster", "size"), ("family",))
+]
+EXPERIMENTS.register(
+    "pretraining",
+    Experiment("How much do policies of equal trainings differ?", BY_FAMILY, ["pretraining.csv"]),
+)
+
+
+RULES = ("rollout", "annealing")
+REINFORCED = ("longer", "reinforced", "reinforced-1", "reinforced-2", "from-random-21", "from-random")
 BY_SIZE: Mapping[str, Key] = {"cluster": "cluster", "graphs": size_of}
 EXPERIMENTS.register(
     "reinforcement",
@@ -221,27 +235,21 @@ EXPERIMENTS.register(
         "What does reinforcement bring?",
         rows=["reinforcement.csv.gz"],
         tables=[
-            Pivot(BY_SIZE, [cell for policy in REINFORCED for cell in over_imitated(policy)]),
+            Pivot(BY_SIZE, [(run, over(f"policy-{run}", "policy-imitated")) for run in REINFORCED]),
             Pivot(
                 BY_SIZE,
                 [
-                    *(
-                        (f"reinforced over {rule}", over("policy-reinforced", rule))
-                        for rule in ("rollout", "annealing")
-                    ),
-                    *(
-                        (f"best of 4, {said}", over(f"{placer}-best-of-4", f"{placer}-mean-episode"))
-                        for placer, said in (*DECODES.items(), ("policy-refine", "search from 17 decodes"))
-                    ),
+                    *((run, over(f"policy-sample-{run}", "policy-sample-imitated")) for run in REINFORCED),
+                    *((f"longer over {rule}", over("policy-longer", rule)) for rule in RULES),
                 ],
             ),
         ],
         run=SealedTrials(
             placers=(
-                *("rollout", "annealing"),
+                *RULES,
                 *(
-                    f"{name}@runs/{policy}"
-                    for policy in ("imitated", *REINFORCED)
+                    f"{name}@runs/{run}"
+                    for run in ("imitated", *REINFORCED)
                     for name in ("policy", "policy-sample")
                 ),
             ),
@@ -249,9 +257,6 @@ EXPERIMENTS.register(
             seconds=(),
             budget=(1_000,),
         ),
-        quick={
-            "placers": ("policy", "policy-sample", "rollout", "annealing"),
-            "families": ("cifar10", "unet"),
-        },
+        quick={"placers": ("policy", "policy-sample", *RULES), "families": ("cifar10", "unet")},
     ),
 )

@@ -197,9 +197,9 @@ def assign(m, p, episode, op, device):
         if before >= 0:
             episode.busy[before] -= p.op_seconds[member, before]
             episode.busy[device] += p.op_seconds[member, device]
-        elif m.is_compute[member]:
+        else:
             episode.busy[device] += p.op_seconds[member, device]
-            episode.state[N_WAITING] += 1
+            episode.state[N_WAITING] += m.is_compute[member]
     episode.state[LAST_DEVICE] = device
 
 

@@ -63,6 +63,8 @@ def observe(m, p, episode, scratch, rules, observation, i, e):
         evaluate_incrementally(p, episode, op, scratch)
     else:
         evaluate_in_full(m, p, episode, op, scratch, rules.improving)
+    if not rules.improving:
+        count_updates(m, p, episode, op, scratch)
     fill_neighbours(p, episode, op, scratch)
     fill_consumer_features(m, p, episode, op, scratch)
     fill_candidates(m, p, episode, scratch, features)
@@ -71,6 +73,26 @@ def observe(m, p, episode, scratch, rules, observation, i, e):
         simulate_rollouts(m, p, episode, scratch.rollout)
         fill_rollout(m, p, scratch.rollout, features)
     return fill_mask(m, p, episode, op, rules, observation.mask[e])
+
+
+@kernel
+def count_updates(m, p, episode, op, scratch):
+    """Makes no candidate's step shorter than a device is busy with the units placed on it.
+
+    Partial placements are simulated without updates of parameters, which no episode visits; they may be most
+    of the work of a unit, such as those of an embedding.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
+        op: index of the op at hand, int.
+        scratch: `CandidateScratch`; `step_time_s` is raised.
+    """
+    busiest_s = 0.0
+    for device in range(len(p.memory)):
+        busiest_s = max(busiest_s, episode.busy[device])
+    for device in range(len(p.memory)):
+        busy_s = max(busiest_s, episode.busy[device] + unit_seconds(m, p, op, device))
+        scratch.step_time_s[device] = max(scratch.step_time_s[device], busy_s)
 
 
 @kernel
@@ -145,7 +167,7 @@ def fill_state(m, p, episode, op, features):
 
 @kernel
 def unit_seconds(m, p, op, device):
-    """Returns the seconds that the compute ops of an op's unit take on a device.
+    """Returns the seconds that the ops of an op's unit take on a device, updates of its parameters included.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
@@ -153,8 +175,7 @@ def unit_seconds(m, p, op, device):
     """
     unit, seconds = m.unit_of[op], 0.0
     for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
-        if m.is_compute[m.unit_item[k]]:
-            seconds += p.op_seconds[m.unit_item[k], device]
+        seconds += p.op_seconds[m.unit_item[k], device]
     return seconds
 
 

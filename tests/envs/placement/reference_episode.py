@@ -104,9 +104,8 @@ class ReferenceEpisode:
         return sum(self.op_s[op][device] for op, where in enumerate(self.device_of) if where == device)
 
     def unit_s(self, op: int) -> list[float]:
-        """Seconds that the compute ops of an op's unit take on each device."""
-        members = [member for member in self.unit(op) if self.graph.is_compute[member]]
-        return [sum(self.op_s[member][device] for member in members) for device in self.devices]
+        """Seconds that the ops of an op's unit take on each device, updates of its parameters included."""
+        return [sum(self.op_s[member][device] for member in self.unit(op)) for device in self.devices]
 
     def is_feasible(self, device: int) -> bool:
         """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""
@@ -173,11 +172,6 @@ class Construct(ReferenceEpisode):
 
     def __init__(self, problem: Problem, order: list[int]) -> None:
         super().__init__(problem, order, [-1] * problem.graph.n_ops)
-
-    def busy_s(self, device: int) -> float:
-        """Seconds of the compute ops of the units on a device."""
-        compute = np.flatnonzero(self.graph.is_compute)
-        return sum(self.op_s[op][device] for op in compute if self.device_of[op] == device)
 
     def advance(self) -> None:
         """Visit on to the next op without a device; after the last one, everything is simulated."""

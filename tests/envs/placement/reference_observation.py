@@ -101,12 +101,19 @@ def simulate_with_op_on(episode: ReferenceEpisode, device: int) -> Candidate:
 
 
 def simulated_features(episode: ReferenceEpisode, candidates: list[Candidate]) -> dict[str, Column]:
-    """What the op at hand does to the simulated step, and when it runs there."""
+    """What the op at hand does to the simulated step, and when it runs there.
+
+    A step with it is no shorter than a device is busy with the units placed on it: updates of parameters are
+    simulated at the end of an episode only.
+    """
     total_s = [candidate.total_s for candidate in candidates]
+    if not isinstance(episode, Improve):
+        busy_s, unit_s = [episode.busy_s(device) for device in episode.devices], episode.unit_s(episode.op)
+        total_s = [max(total_s[at], *busy_s, busy_s[at] + unit_s[at]) for at in episode.devices]
     start_s = [candidate.start_s for candidate in candidates]
     finish_s = [candidate.finish_s for candidate in candidates]
     ready_s = [candidate.ready_s for candidate in candidates]
-    beyond_s = [candidate.total_s - candidate.finish_s for candidate in candidates]
+    beyond_s = [total_s[device] - candidates[device].finish_s for device in episode.devices]
     growth_s = [each - episode.time_s for each in total_s]
     return {
         "step_time_over_least": in_op_times(episode, over_least(total_s)),
@@ -186,8 +193,8 @@ def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
     """What needs neither a simulation of the op nor its neighbours.
 
     Load is the seconds that the ops of the units on a device take, and the time of the op at hand is that of
-    its unit's compute ops. Headroom is the memory that would be left after the op's unit came, as a share of
-    the device's; at least -1.
+    its unit; both with the updates of parameters. Headroom is the memory that would be left after the op's
+    unit came, as a share of the device's; at least -1.
     """
     op, now, devices = episode.op, episode.device_of[episode.op], episode.devices
     busy_s = [episode.busy_s(device) for device in devices]

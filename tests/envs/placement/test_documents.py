@@ -76,7 +76,7 @@ def test_the_placed_module_trains() -> None:
 def test_importing_the_package_registers_the_environment_and_stays_light() -> None:
     code = (
         "import sys, envs, gymnasium\n"
-        "assert 'placewalk/Placement-v0' in gymnasium.registry\n"
+        "assert 'placewalk/Placement-v1' in gymnasium.registry\n"
         "print(*{'torch', 'numba', 'stable_baselines3', 'sb3_contrib'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -52,17 +52,17 @@ def some_problems(seed: int = 0) -> list[Problem]:
 def test_checkers_find_nothing(mdp: str, mask: str, reward: Reward, render_mode: str) -> None:
     settings = {"orders": ALL_ORDERS, "mdp": mdp, "mask": mask, "reward": reward}
     problems = unmaskable_problems()
-    env = gym.make("placewalk/Placement-v0", problems=problems, render_mode=render_mode, **settings)
+    env = gym.make("placewalk/Placement-v1", problems=problems, render_mode=render_mode, **settings)
     gymnasium_check(env.unwrapped)
     sb3_check(env.unwrapped)
 
 
 def test_an_environment_by_name_is_made_again_from_its_stored_spec() -> None:
-    env = gym.make("placewalk/Placement-v0")
+    env = gym.make("placewalk/Placement-v1")
     gymnasium_check(env.unwrapped)
     sb3_check(env.unwrapped)
     names = {"families": "ptb", "cluster": ["4xv100", "2xk80"], "orders": ["bfs", "topo"], "mask": "none"}
-    made = gym.make("placewalk/Placement-v0", granularity="module", mdp="improve", **names)
+    made = gym.make("placewalk/Placement-v1", granularity="module", mdp="improve", **names)
     again = gym.make(EnvSpec.from_json(made.spec.to_json()))
     pairs = {(problem.graph.family, problem.cluster.name) for problem in again.unwrapped.problems}
     assert pairs == {("ptb", "4xv100"), ("ptb", "2xk80")}
@@ -71,7 +71,7 @@ def test_an_environment_by_name_is_made_again_from_its_stored_spec() -> None:
         assert all(np.array_equal(one[name], other[name]) for name in one)
         assert made.step(1)[1] == again.step(1)[1]
     with pytest.raises(MdpError, match="problems are given; leave out families"):
-        gym.make("placewalk/Placement-v0", problems=[chain_problem()], families="ptb")
+        gym.make("placewalk/Placement-v1", problems=[chain_problem()], families="ptb")
 
 
 def unmaskable_problems() -> list[Problem]:

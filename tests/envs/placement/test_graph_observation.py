@@ -19,7 +19,7 @@ from graphs import build_graph
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_graph
 
-ID = "placewalk/Placement-v0"
+ID = "placewalk/Placement-v1"
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])

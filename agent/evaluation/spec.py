@@ -84,7 +84,7 @@ class EvaluationSpec:
 
     @property
     def untrained_orders(self) -> str:
-        """What `PolicyCard.about_orders` says of the orders; empty without a policy."""
+        """Says which of the orders the policy was not trained in; empty if none."""
         return self.policy.card.about_orders(self.orders) if self.policy else ""
 
     def tasks(self) -> list[Task]:

@@ -84,11 +84,6 @@ def mean_seconds(rows: Rows) -> str:
     return f"{np.mean([row['cpu_s'] for row in rows]):.2f}" if rows[0]["seconds"] else ""
 
 
-def mean_evaluations(rows: Rows) -> str:
-    """Formats the mean number of placements that a placer scored."""
-    return f"{np.mean([row['evaluations'] for row in rows]):,.0f}"
-
-
 PLACERS = Pivot(
     {"placer": "placer"},
     [
@@ -119,21 +114,6 @@ EXPERIMENTS.register(
         tables=[PLACERS, SOURCES],
         run=InstanceTrials(("*",), ("auto", "refine", *OTHERS), 1.0),
         quick={"graphs": ("doppler:*",), "placers": ("refine", "heft"), "seconds": 0.1},
-    ),
-)
-
-
-EXPERIMENTS.register(
-    "releases",
-    Experiment(
-        "Does each release place better than the one before?",
-        [
-            Pivot(
-                {"release": "release", "placer": "placer"},
-                [*PLACERS.cells, ("evaluations", mean_evaluations)],
-            )
-        ],
-        ["releases.csv.gz"],
     ),
 )
 

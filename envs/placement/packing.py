@@ -111,6 +111,8 @@ def mdp_arrays_at(packed, i):
         unit_ptr=a.unit_ptr[first[UNITS] + i : last[UNITS] + i + 1],
         unit_item=a.unit_item[first[OPS] : last[OPS]],
         is_compute=a.is_compute[first[OPS] : last[OPS]],
+        update=a.update[first[OPS] : last[OPS]],
+        update_bytes=a.update_bytes[first[OPS] : last[OPS]],
         allowed=a.allowed[first[UNITS_BY_DEVICES] : last[UNITS_BY_DEVICES]].reshape((n_units, n_devices)),
         footprint_bytes=a.footprint_bytes[first[UNITS] : last[UNITS]],
         slowness=a.slowness[first[DEVICES] : last[DEVICES]],

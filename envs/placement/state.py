@@ -16,12 +16,14 @@ import numpy as np
 
 from envs.simulator.arrays import Timeline, n_clocks
 from envs.simulator.kernels import run_many
+from envs.simulator.transfers import transfer_seconds
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
 
 if TYPE_CHECKING:
     from envs.placement.masks import Mask
     from envs.problem import Problem
+    from graphs.op_graph import OpGraph
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
@@ -49,6 +51,8 @@ class MdpArrays(NamedTuple):
     unit_ptr: IntArray  # (n_units + 1,) ops of a unit: unit_item[unit_ptr[i] : unit_ptr[i + 1]]
     unit_item: IntArray  # (n_ops,)
     is_compute: IntArray  # (n_ops,) 1 = an op that episodes visit
+    update: IntArray  # (n_ops,) update of a parameter that reads most of what an op makes, -1 = none
+    update_bytes: FloatArray  # (n_ops,) what it reads of that
     allowed: BoolArray  # (n_units, n_devices) devices that the mask allows a unit, whatever the memory
     footprint_bytes: FloatArray  # (n_units,) resident bytes and saved activations of a unit
     slowness: FloatArray  # (n_devices,) single-device step time over the least
@@ -99,16 +103,59 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
     scales = np.zeros(2)
     scales[MEAN_OP_S] = seconds.mean() if len(seconds) else 1.0
     scales[REWARD_S] = problem.scale_s
+    update, update_bytes = largest_updates(graph)
     return MdpArrays(
         unit_of=graph.unit_of,
         unit_ptr=graph.units.ptr,
         unit_item=graph.units.items,
         is_compute=graph.is_compute.astype(np.int64),
+        update=update,
+        update_bytes=update_bytes,
         allowed=mask.table(problem),
         footprint_bytes=problem.footprint_bytes,
         slowness=problem.single_device_s / problem.scale_s,
         scales=scales,
     )
+
+
+def largest_updates(graph: OpGraph) -> tuple[IntArray, FloatArray]:
+    """Finds the update, an op that no episode visits, that reads the largest tensor of each op.
+
+    Returns:
+        Of each op, the index of that update (the first of equal ones), int (n_ops,), -1 if there is none, and
+        the bytes of the tensor, (n_ops,).
+    """
+    update, read_bytes = np.full(graph.n_ops, -1), np.zeros(graph.n_ops)
+    for follower in np.flatnonzero(~graph.is_source & ~graph.is_compute).tolist():
+        tensors = graph.inputs.row(follower)
+        for op, size in zip(graph.tensor_producer[tensors], graph.tensor_bytes[tensors], strict=True):
+            if graph.is_compute[op] and size > read_bytes[op]:
+                update[op], read_bytes[op] = follower, size
+    return update, read_bytes
+
+
+@kernel
+def updated_s(m, p, device_of, op, device, finish):
+    """Returns when the update that reads an output of an op would end, were its link and device free.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        op, device: indices, int.
+        finish: finish of the op on the device, seconds.
+
+    Returns:
+        Seconds; `finish` if there is no such update, or it is not placed yet.
+    """
+    update = m.update[op]
+    if update < 0:
+        return finish
+    target = device if m.unit_of[update] == m.unit_of[op] else device_of[update]
+    if target < 0:
+        return finish
+    if target != device:
+        finish += transfer_seconds(p, m.update_bytes[op], device, target)
+    return finish + p.op_seconds[update, target]
 
 
 def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:

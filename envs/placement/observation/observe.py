@@ -11,7 +11,7 @@ from envs.placement.observation.candidates import evaluate_in_full, evaluate_inc
 from envs.placement.observation.consumer_features import fill_consumer_features
 from envs.placement.observation.features import COLUMN, FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES
 from envs.placement.observation.rollout_features import simulate_rollouts
-from envs.placement.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
+from envs.placement.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S, updated_s
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
@@ -77,10 +77,11 @@ def observe(m, p, episode, scratch, rules, observation, i, e):
 
 @kernel
 def count_updates(m, p, episode, op, scratch):
-    """Makes no candidate's step shorter than a device is busy with the units placed on it.
+    """Makes no candidate's step end before the update that reads the op's outputs, nor shorter than a device
+    is busy with the units placed on it.
 
     Partial placements are simulated without updates of parameters, which no episode visits; they may be most
-    of the work of a unit, such as those of an embedding.
+    of the work of a unit, such as those of an embedding, and gradients the largest tensors that are sent.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
@@ -92,7 +93,8 @@ def count_updates(m, p, episode, op, scratch):
         busiest_s = max(busiest_s, episode.busy[device])
     for device in range(len(p.memory)):
         busy_s = max(busiest_s, episode.busy[device] + unit_seconds(m, p, op, device))
-        scratch.step_time_s[device] = max(scratch.step_time_s[device], busy_s)
+        end_s = updated_s(m, p, episode.device_of, op, device, scratch.finish_s[device])
+        scratch.step_time_s[device] = max(scratch.step_time_s[device], busy_s, end_s)
 
 
 @kernel

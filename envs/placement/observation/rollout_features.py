@@ -1,9 +1,9 @@
 """Truncated-rollout features: how the episode would continue from each candidate device under a simple rule.
 
 From each candidate, the next units are decided one by one, each where the first of its ops that is visited
-finishes earliest, and the step time and the finishes are recorded after some numbers of decisions; then
-everything is rolled back. So a policy sees what a choice leads to beyond the op's own consumers: devices and
-links that other ops will need.
+finishes earliest, or the update of a parameter that reads what it makes, and the step time and the finishes
+are recorded after some numbers of decisions; then everything is rolled back. So a policy sees what a choice
+leads to beyond the op's own consumers: devices and links that other ops will need.
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.placement.observation.features import HORIZONS
-from envs.placement.state import N_WAITING, POSITION
+from envs.placement.state import N_WAITING, POSITION, updated_s
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
@@ -107,7 +107,8 @@ def simulate_ahead(m, p, episode, first_device, ahead):
         if device_of[op] >= 0:
             ready = inputs_ready(p, device_of, timeline, timeline.free, op, device_of[op], True, ahead.log)
             finish = run_op(p, timeline, op, device_of[op], ready)
-            time_s, sum_s = max(time_s, finish), sum_s + finish
+            time_s = max(time_s, updated_s(m, p, device_of, op, device_of[op], finish))
+            sum_s += finish
             n_run, n_waiting = n_run + 1, n_waiting - 1
         at += 1
         decides_next = at < n_visits and device_of[visits[position + at]] < 0
@@ -123,7 +124,8 @@ def simulate_ahead(m, p, episode, first_device, ahead):
 
 @kernel(inline=True)
 def earliest_finish(m, p, episode, op, ahead):
-    """Finds where an op would finish first, among the devices of its inputs and the one free soonest.
+    """Finds where an op, or the update that reads its outputs, would finish first, among the devices of its
+    inputs, that of the update, and the one free soonest.
 
     Each transfer is estimated as `estimate_finish` does it. Where no device has enough free memory, memory is
     ignored.
@@ -151,11 +153,19 @@ def earliest_finish(m, p, episode, op, ahead):
             continue
         if soonest < 0 or ahead.load[source] + footprint <= p.memory[source]:
             finish = estimate_finish(p, timeline, device_of, op, source)
+            finish = updated_s(m, p, device_of, op, source, finish)
             if finish < earliest or (finish == earliest and source < chosen):
                 chosen, earliest = source, finish
         before = source
+    target = device_of[m.update[op]] if m.update[op] >= 0 else -1
+    if target >= 0 and soonest not in (-1, target) and ahead.load[target] + footprint <= p.memory[target]:
+        finish = estimate_finish(p, timeline, device_of, op, target)
+        finish = updated_s(m, p, device_of, op, target, finish)
+        if finish < earliest or (finish == earliest and target < chosen):
+            chosen, earliest = target, finish
     if soonest >= 0 and soonest_s <= earliest:
         finish = estimate_finish(p, timeline, device_of, op, soonest)
+        finish = updated_s(m, p, device_of, op, soonest, finish)
         if finish < earliest or (finish == earliest and soonest < chosen):
             chosen = soonest
     return max(chosen, 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
-from tests.envs.placement.reference_timeline import simulate_part
+from tests.envs.placement.reference_timeline import simulate_part, transfer_s
 from tests.envs.simulator.reference_simulator import simulate_plainly
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
@@ -106,6 +106,27 @@ class ReferenceEpisode:
     def unit_s(self, op: int) -> list[float]:
         """Seconds that the ops of an op's unit take on each device, updates of its parameters included."""
         return [sum(self.op_s[member][device] for member in self.unit(op)) for device in self.devices]
+
+    def update(self, op: int) -> tuple[int, float] | None:
+        """The update of a parameter that reads the largest tensor that an op makes, and its bytes."""
+        reads = [
+            (-float(self.graph.tensor_bytes[tensor]), int(reader))
+            for tensor in self.graph.outputs.row(op)
+            for reader in self.graph.consumers.row(tensor)
+            if not self.graph.is_compute[reader] and self.graph.tensor_bytes[tensor] > 0
+        ]
+        return (min(reads)[1], -min(reads)[0]) if reads else None
+
+    def updated_s(self, op: int, device: int, finish_s: float, device_of: list[int]) -> float:
+        """When the update that reads an op's output would end, if link and device were free.
+
+        No visit is for an update. It is where the parameter is; where that is not placed, nothing is added.
+        """
+        update, size_bytes = self.update(op) or (op, 0.0)
+        target = device if update in self.unit(op) else device_of[update]
+        if update == op or target < 0:
+            return finish_s
+        return finish_s + transfer_s(self.cluster, size_bytes, device, target) + self.op_s[update][target]
 
     def is_feasible(self, device: int) -> bool:
         """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""

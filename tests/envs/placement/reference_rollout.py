@@ -50,7 +50,8 @@ class Rollout:
                 self.after_decision.append(Reached(time_s, 0.0))
                 self.place(op, first_device if op == episode.op else self.best_device(op))
             finishes.append(self.run(op))
-            time_s = max(time_s, finishes[-1])
+            where, of = self.device_of[op], self.device_of
+            time_s = max(time_s, episode.updated_s(op, where, finishes[-1], of))
             self.after_decision[-1] = Reached(time_s, sum(finishes) / len(finishes))
 
     def after(self, horizon: int) -> Reached:
@@ -111,11 +112,13 @@ class Rollout:
             timeline.sent_s[tensor, target] = end_s
 
     def best_device(self, op: int) -> int:
-        """The rule: of few devices, the one where the op would finish first; the first of these if they tie.
+        """The rule: of few devices, the one where the op, or the update that reads its output, would finish
+        first; the first of these if they tie.
 
-        The few are the devices of the op's placed inputs, and the device where it would finish first without
-        inputs. Only devices with memory for the unit count. If none has it, memory is ignored and the
-        few are the devices of the inputs alone; without placed inputs it is the first device of all.
+        The few are the devices of the op's placed inputs, that of the update, and the device where the op
+        would finish first without inputs. Only devices with memory for the unit count. If none has it, memory
+        is ignored and the few are the devices of the inputs alone; without placed inputs it is the first
+        device of all.
         """
         devices, needed = self.episode.devices, self.episode.bytes_of(op)
         memory = [device.memory_bytes for device in self.cluster.devices]
@@ -123,7 +126,13 @@ class Rollout:
         few = {source for _, source in self.placed_inputs(op) if source in roomy or not roomy}
         if roomy:
             few.add(min(roomy, key=lambda device: self.free_and_run_s(op, device)))
-        return min(sorted(few), key=lambda device: self.finish_s(op, device), default=0)
+            update, _ = self.episode.update(op) or (op, 0.0)
+            few |= {self.device_of[update]} & {*roomy}
+        return min(sorted(few), key=lambda device: self.updated_s(op, device), default=0)
+
+    def updated_s(self, op: int, device: int) -> float:
+        """Finish of an op on a device, or of the update that reads most of what it makes."""
+        return self.episode.updated_s(op, device, self.finish_s(op, device), self.device_of)
 
     def free_and_run_s(self, op: int, device: int) -> float:
         """Finish of an op on a device if its inputs were there."""

@@ -27,7 +27,7 @@ FIRST_SHARE, SHARE = 1.0, 0.4
 walk takes most of a budget, annealing gains less in it than the walk, unless it could move every unit once.
 `SHARE` was tuned on graphs that no test uses, all else here on graphs of the page `budgets`."""
 SLOW_LINKS = 3.2
-"""Seconds of all transfers over those of all ops where a policy is ahead of `rollout`."""
+"""Seconds of all transfers over those of all ops from which on links count as slow."""
 
 
 @learned("auto", is_hybrid=True)
@@ -35,7 +35,7 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     """Anneals from the best few starts, each of which it tries only if it is predicted to end in time.
 
     Starts are the fastest single device, list schedules, the rule of `rollout` and a walk of the policy. The
-    walk comes before `rollout` where links are slow and memory is ample. Where they are quick, all other
+    walk comes before `rollout` where seconds count and memory is ample. Where there is time, all other
     heuristics and drawn rollouts follow. Where links are slow or no single device has the memory, a
     budget of seconds begins with `contiguous`: few tensors cross its cuts, and list schedules that overflow
     repeat up to 16 times. Where no single device has the memory, `m-etf` comes before `heft`, as it heeds it.
@@ -61,7 +61,7 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     ]
     one_move_each_s = len(search.problem.graph.units) * search.least_simulation_s
     most = FIRST_SHARE
-    for cost, walk in reversed(walks) if is_slow and search.is_feasible else walks:
+    for cost, walk in reversed(walks) if search.is_feasible and search.budget.seconds is not None else walks:
         share = most if cost * rollout_s < one_move_each_s else SHARE
         if _has_time(search, cost * rollout_s, share):
             before, most = search.evaluations, SHARE

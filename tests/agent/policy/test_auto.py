@@ -63,12 +63,12 @@ def test_it_does_without_a_walk_where_decoding_is_given_up(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("cluster", "seconds", "starts"),
     [
-        ("4xv100", 60.0, ["contiguous", "rollout", "policy"]),
+        ("4xv100", 60.0, ["contiguous", "policy", "rollout"]),
         ("4xa100-pcie", 60.0, ["contiguous", "policy", "rollout"]),
         ("4xa100-pcie", None, ["rollout", "policy"]),
     ],
 )
-def test_cuts_begin_without_a_device_for_all_and_the_policy_follows_where_links_are_slow(
+def test_cuts_begin_without_a_device_for_all_and_the_policy_follows_where_seconds_count(
     cluster: str, seconds: float | None, starts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []

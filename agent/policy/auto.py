@@ -44,9 +44,8 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     first(search, rng)
     if not search.is_feasible:
         schedules.reverse()
-    is_slow = _has_slow_links(search)
     is_timed = search.budget.seconds is not None and search.has_time(PLANNING)
-    if is_timed and (is_slow or not search.is_feasible):
+    if is_timed and (_has_slow_links(search) or not search.is_feasible):
         _timed_s(search, contiguous, rng, SHARE)
     schedules_s: list[float] = []
     for start in schedules:

@@ -152,31 +152,30 @@ def earliest_finish(m, p, episode, op, ahead):
         if source < 0 or source in (before, soonest):
             continue
         if soonest < 0 or ahead.load[source] + footprint <= p.memory[source]:
-            finish = estimate_finish(p, timeline, device_of, op, source)
-            finish = updated_s(m, p, device_of, op, source, finish)
+            finish = estimate_finish(m, p, timeline, device_of, op, source)
             if finish < earliest or (finish == earliest and source < chosen):
                 chosen, earliest = source, finish
         before = source
     target = device_of[m.update[op]] if m.update[op] >= 0 else -1
     if target >= 0 and soonest not in (-1, target) and ahead.load[target] + footprint <= p.memory[target]:
-        finish = estimate_finish(p, timeline, device_of, op, target)
-        finish = updated_s(m, p, device_of, op, target, finish)
+        finish = estimate_finish(m, p, timeline, device_of, op, target)
         if finish < earliest or (finish == earliest and target < chosen):
             chosen, earliest = target, finish
     if soonest >= 0 and soonest_s <= earliest:
-        finish = estimate_finish(p, timeline, device_of, op, soonest)
-        finish = updated_s(m, p, device_of, op, soonest, finish)
+        finish = estimate_finish(m, p, timeline, device_of, op, soonest)
         if finish < earliest or (finish == earliest and soonest < chosen):
             chosen = soonest
     return max(chosen, 0)
 
 
 @kernel
-def estimate_finish(p, timeline, device_of, op, device):
-    """Estimates when an op would finish on a device, each copy that it needs issued alone from now on.
+def estimate_finish(m, p, timeline, device_of, op, device):
+    """Estimates when an op would finish on a device, or the update that reads its outputs.
+
+    Each copy that it needs is issued alone from now on.
 
     Args:
-        p: `ProblemArrays`.
+        m: `MdpArrays`. p: `ProblemArrays`.
         timeline: `Timeline` in which all placed producers have finished.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         op, device: indices, int.
@@ -201,7 +200,7 @@ def estimate_finish(p, timeline, device_of, op, device):
                 there += transfer_seconds(p, p.size[tensor], source, device)
         ready = max(ready, there)
     start = start_s(p, timeline.free, op, device, ready)
-    return finish_s(p, timeline.free, op, device, start)
+    return updated_s(m, p, device_of, op, device, finish_s(p, timeline.free, op, device, start))
 
 
 @kernel(inline=True)

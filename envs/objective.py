@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import gpus_of
 from envs.pipeline.chain import Chain
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, SEARCHED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -29,6 +30,10 @@ STEP, PIPELINE = "step", "pipeline"
 OVER_BYTES, TOTAL_S = range(2)
 """Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
 and step time in seconds; a smaller tuple is better."""
+
+
+EAGER_ISSUE_S = 1e-5
+"""Seconds that a host needs at least to issue an op eagerly; that of one H100 needed 26e-6 (`agent/lab/results/one_gpu.md`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +92,14 @@ class Objective:
     def staged(self, placement: Placement) -> tuple[Pipeline | None, Stages | None]:
         """Returns the pipeline, and the stages that a placement cuts it into; None without a pipeline."""
         return None, None
+
+    @property
+    def uncounted_host_s(self) -> float:
+        """Seconds in which a host issues the ops eagerly at best; 0 without GPUs or if the step counts it."""
+        cluster = self.problem.cluster
+        if cluster.issue_s or cluster.schedule != "program" or gpus_of([cluster]) is None:
+            return 0.0
+        return EAGER_ISSUE_S * float((self.problem.op_seconds > 0).any(axis=1).sum())
 
     @cached_property
     def single_step(self) -> tuple[float, bool]:
@@ -190,6 +203,11 @@ class PipelineObjective(Objective):
     def chain(self) -> Chain:
         """The pieces of the graph, between which stages can be cut."""
         return self.pipelined.chain
+
+    @property
+    def uncounted_host_s(self) -> float:
+        """Seconds in which hosts, one per device, issue the ops eagerly at best; as of one batch."""
+        return super().uncounted_host_s * self.pipeline.microbatches / self.problem.n_devices
 
     def check(self) -> None:
         """Checks that the graph can be placed on the cluster as a pipeline.

@@ -81,9 +81,9 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
     - `fp32`, `tf32`: the dtype of matrix products and convolutions.
     - `amp-bf16`, `amp-fp16`: as under autocast for CUDA. Products, convolutions and attention compute and
       write 2-byte floats; softmax, norms, losses and sums write fp32; any other op follows its widest input.
-      Casts are no ops of their own, and the memory of what they make is not counted: their traffic is that of
-      the op that needs them. A weight is cast once, and gradients of parameters are cast to fp32. Weights,
-      gradients and optimizer state stay in fp32.
+      Casts are no ops of their own: their traffic is that of the op that needs them. A weight is cast once,
+      and the copy is resident beside it; the memory of other casts is not counted. Gradients of parameters
+      are cast to fp32. Weights, gradients and optimizer state stay in fp32.
     - `bf16`: all floats, resident ones too, take 2 bytes.
     - `int4`, `int8`, `fp8`: as `bf16`, but frozen weights that only products read take the bits of `BITS`.
       Trained weights, embeddings and the head stay in bf16: the weights of the last product, unless its
@@ -223,11 +223,15 @@ class _Autocast:
             if not graph.is_source[op] and graph.phases[op] != "optimizer" and self.dtypes[op] != "int":
                 self._decide(op)
         share = np.where(self.is_low & ~self.is_gradient, 0.5, 1.0)
+        # Autocast keeps the casts of weights until it ends, and the backward pass reads them.
+        copied, resident = self.is_weight & self.was_cast, graph.resident_bytes.copy()
+        np.add.at(resident, graph.tensor_producer[copied], 0.5 * graph.tensor_bytes[copied])
         return replace(
             graph,
             dtypes=tuple(self.dtypes),
             tensor_bytes=graph.tensor_bytes * share,
             bytes_moved=self.moved,
+            resident_bytes=resident,
         )
 
     def _decide(self, op: int) -> None:
@@ -249,7 +253,8 @@ class _Autocast:
             low, casts = self._follows(op, inputs), np.zeros(len(inputs), dtype=bool)
             low &= not (kind in _TO_FP32 and forward)
             if low:  # a gradient in fp32 of what is low is cast first
-                casts = ~reads_low & ~self.is_saved[inputs] & (graph.tensor_bytes[inputs] > _SCALAR_BYTES)
+                stays = self.is_saved[inputs] | self.is_weight[inputs]
+                casts = ~reads_low & ~stays & (graph.tensor_bytes[inputs] > _SCALAR_BYTES)
                 reads_low = reads_low | casts
         self.dtypes[op] = self.low if low else "fp32"
         self.is_low[outputs] = low

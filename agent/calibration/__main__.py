@@ -64,6 +64,8 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
         print(f"{device.bytes_per_s:.3g} bytes/s; errors on held-out ops, median and 90th percentile:")
         for op_class, fit in calibrations[device.kind].classes.items():
             print(f"  {op_class:12} {fit.median:6.1%} {fit.p90:6.1%} of {fit.held_out_rows}")
+    if cluster.issue_s:
+        print(f"host: {1e6 * cluster.issue_s:.3g} us to issue an op")
     print(f"stored; use it with --cluster {cluster.name}")
 
 

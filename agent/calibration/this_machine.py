@@ -21,6 +21,7 @@ from agent.calibration.timed_ops import (
     TimedOp,
     largest_side,
     ops_to_time,
+    time_issue,
     time_op,
     time_runs,
 )
@@ -248,6 +249,9 @@ def measure_machine(
         )
     devices = tuple(device for device, _ in measured)
     cluster = Cluster(CLUSTER_NAME, devices, bytes_per_s, latency_s, sharing="pair")
+    if gpu := next((own.torch_name for own in found if own.is_cuda), None):
+        timed = [("issue", partial(time_issue, gpu, effort.repeats, effort.run_s))]
+        cluster = replace(cluster, issue_s=measured_seconds(path, "host", timed, report)[0])
     write_cluster(own_cluster_file(), cluster)
     return cluster, {calibration.kind: calibration for _, calibration in measured}
 

@@ -152,6 +152,36 @@ def time_runs(
     return [seconds(runs) for _ in range(repeats)]
 
 
+def time_issue(device: str, repeats: int, run_s: float | None = None) -> list[float]:
+    """Times an eager training step of a small transformer, whose ops a GPU does sooner than they are issued.
+
+    Returns:
+        Seconds that the host needs for an op of the captured step, with autograd and Adam, in each repeat,
+        (repeats,).
+    """
+    import torch
+
+    from graphs.capture.capture import capture
+    from graphs.families.layers import Sizes
+    from graphs.families.text import gpt
+
+    sizes = Sizes(layers=4, width=64, heads=2, length=16, vocabulary=64)
+    with torch.random.fork_rng():
+        model = gpt(sizes, parallel=False, joint=True, fused=True, gated=False, tied=True)
+    words = torch.zeros(2, sizes.length, dtype=torch.int64)
+    graph = capture(model, (words, words), notify=lambda line: None)
+    n_issued = int(((graph.flops > 0) | (graph.bytes_moved > 0)).sum())
+    model, words = model.to(device), words.to(device)
+    update = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        model(words, words).backward()
+        update.step()
+        update.zero_grad()
+
+    return [seconds / n_issued for seconds in time_runs(step, device, repeats, run_s)]
+
+
 def _runner(op: TimedOp, device: str) -> Callable[[], Any]:
     import torch
 

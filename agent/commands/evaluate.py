@@ -150,8 +150,9 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> Ev
             write_partial=lambda found: _write_report(out, found, command),
         )
     print_tables(summarise(found.trials), len(found.failures), spec.uncalibrated)
-    if learned := learned_line(found.trials):
-        print_lines([learned])
+    lines = found.answers.host_line(found.trials), learned_line(found.trials)
+    if any(lines):
+        print_lines(list(filter(None, lines)))
     if len(spec.graphs) >= MANY_GRAPHS:
         print(f"writing a report of {len(spec.graphs):,} graphs ...", file=sys.stderr)
     _write_report(out, found, command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
-from envs.objective import Objective, PipelineObjective
+from envs.objective import EAGER_ISSUE_S, Objective, PipelineObjective
 from envs.pipeline.simulate import PipelineTime
 from envs.pipeline.stages import Stages, stages_of
 from envs.placements.files import read_placement, write_placement
@@ -124,6 +125,22 @@ class Answers:
             step = self._objective(where).data_parallel()
             self._data_parallel[where] = step.seconds_per_batch, step.fits
         return self._data_parallel[where]
+
+    def host_line(self, trials: Sequence[Trial]) -> str:
+        """Names how many graphs have steps shorter than a host needs to issue them; empty if none has."""
+        shortest: dict[Where, float] = {}
+        for trial in trials:
+            if trial.feasible:
+                where = trial.graph, trial.cluster
+                shortest[where] = min(trial.step_time_s, shortest.get(where, math.inf))
+        short = {w[0] for w, step_s in shortest.items() if self._objective(w).uncounted_host_s > step_s}
+        if not short:
+            return ""
+        return (
+            f"Not counted: the host. Eagerly, at {1e6 * EAGER_ISSUE_S:.0f} us an op or more, it issues steps "
+            f"of {len(short)} of {len({trial.graph for trial in trials})} graphs slower than they run here; "
+            "CUDA graphs issue a step at once, and issue_s of a cluster file counts it."
+        )
 
     def _objective(self, where: Where) -> Objective:
         return self.spec.objective(self._graphs[where[0]], self._clusters[where[1]])

@@ -87,7 +87,7 @@ class Experts(nn.Module):
             taken.append(index)
             mixed.append(expert(words.index_select(0, index)) * weight.unsqueeze(-1))
         start = torch.zeros_like(words) if self.shared is None else self.shared(words)
-        out = start.index_add(0, torch.cat(taken), torch.cat(mixed))
+        out = start.index_add(0, torch.cat(taken), torch.cat(mixed).to(start.dtype))
         load = (routed > 0).float().mean(0)
         return out.view_as(x), len(self.experts) * (load * gates.mean(0)).sum()
 

@@ -26,7 +26,7 @@ from tests.gpu.rows import FAILED, OK, SKIPPED, Row
 
 TOTAL_S = 470.0
 """Seconds for all parts. A part whose own limit is more than what is left of them gets what is left."""
-LIMITS_S = {"tests": 100.0, "calibration": 110.0, "models": 140.0, "placements": 70.0, "policy": 50.0}
+LIMITS_S = {"tests": 100.0, "calibration": 80.0, "models": 110.0, "placements": 80.0, "policy": 100.0}
 """Seconds that each part may take."""
 COLUMNS = ("part", "what", "state", "time, predicted / measured", "peak, predicted / measured", "note")
 WIDE = 120

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from graphs.system.errors import shortened
+
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+MOST_CHARS = 300
+"""Characters of a failure that a row keeps."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ def tried(part: str, name: str, make: Callable[[], Row]) -> Row:
     except ModuleNotFoundError as error:
         return Row(part, name, SKIPPED, note=f"{error.name} is not installed; give wheels in a folder")
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return Row(part, name, FAILED, note=f"{type(error).__name__}: {lines[0]}")
+        said = " ".join(str(error).split())
+        return Row(part, name, FAILED, note=f"{type(error).__name__}: {shortened(said, MOST_CHARS)}")
 
 
 def is_gpu(device: str) -> bool:

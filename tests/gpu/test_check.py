@@ -149,9 +149,9 @@ def test_a_model_can_be_captured_and_names_no_device(name: str) -> None:
         assert "backward" in capture(module, inputs).phases
 
 
-@pytest.mark.parametrize("run", [parts._on_gpu_and_host, parts._on_two_streams])
-def test_losses_of_placements_are_compared(run, own_cluster: None) -> None:  # type: ignore[no-untyped-def]
-    row = run("ptb", "cpu")
+@pytest.mark.parametrize("n_used", [0, 1, 2])
+def test_losses_of_placements_are_compared(n_used: int, own_cluster: None) -> None:
+    row = parts._on_one_gpu("", "ptb", "cpu", n_used) if n_used else parts._on_gpu_and_host("ptb", "cpu")
     assert row.state == OK
     assert "3 losses as of the plain model" in row.note
 
@@ -225,10 +225,11 @@ def test_calibration_is_told_by_device_and_link(monkeypatch: pytest.MonkeyPatch,
         "measure",
         "gpu0 (kind0)",
         "gpu1 (kind1)",
+        "host",
         "gpu0 to gpu1",
         "gpu1 to gpu0",
     ]
-    assert rows[3].note == "10 GB/s, 1 us"
+    assert [row.note for row in rows[3:5]] == ["0 us to issue an op", "10 GB/s, 1 us"]
 
 
 def test_wheels_of_a_folder_are_unpacked_without_a_network(tmp_path: Path) -> None:

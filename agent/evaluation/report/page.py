@@ -58,6 +58,7 @@ def write_report(
         curves=curve_charts(trials),
         details=detail_section(answers, pairs(trials)) if answers else "",
         graphs=graph_table(trials),
+        host=answers.host_line(trials) if answers else "",
         notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE},
         light=OKABE_ITO,
     )

@@ -48,7 +48,8 @@ class Explanation:
     """The bounds of a step; all times are simulated seconds.
 
     Attributes:
-        bottleneck: `memory`, `link`, `load`, `dependencies` or `compute`.
+        bottleneck: `memory`, `host`, `link`, `load`, `dependencies` or `compute`.
+        no_host_s: the step if the host issued everything at once.
         no_copies_s: the step if copies took no time.
         critical_path_s: the longest chain of ops, each on its device, copies free.
         balanced_s: the work of all ops, spread evenly over the devices by their speed.
@@ -62,6 +63,7 @@ class Explanation:
 
     bottleneck: str
     total_s: float
+    no_host_s: float
     no_copies_s: float
     critical_path_s: float
     balanced_s: float
@@ -103,6 +105,7 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
     path = b_level(problem.graph, seconds, np.zeros(problem.graph.n_tensors))
     times = {
         "total_s": step.total_s,
+        "no_host_s": step_time_s(without_host(problem), device_of),
         "no_copies_s": step_time_s(without_copies(problem), device_of),
         "critical_path_s": float(path.max(initial=0.0)),
         "balanced_s": balanced_s(problem),
@@ -124,6 +127,11 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
         fullest_share=float(share.max()),
         **times,
     )
+
+
+def without_host(problem: Problem) -> Problem:
+    """Returns the problem with a host that issues everything at once."""
+    return replace(problem, cluster=replace(problem.cluster, issue_s=0.0), seconds=problem.op_seconds)
 
 
 def without_copies(problem: Problem) -> Problem:
@@ -155,7 +163,8 @@ def _bottleneck(step: StepTime, times: dict[str, float]) -> str:
     if not step.fits:
         return "memory"
     total_s, bound_s = times["total_s"], max(times["balanced_s"], times["critical_path_s"])
-    gains = {"link": total_s - times["no_copies_s"], "load": times["no_copies_s"] - bound_s}
+    gains = {"host": total_s - times["no_host_s"], "link": total_s - times["no_copies_s"]}
+    gains["load"] = times["no_copies_s"] - bound_s - gains["host"]
     largest = max(gains, key=gains.__getitem__)
     if gains[largest] > SMALL * total_s:
         return largest
@@ -183,6 +192,7 @@ def explain_lines(found: Explanation) -> list[str]:
         advice_line(found),
         _reason(found),
         f"step: {in_ms(total_s)}; devices busy: {busy}",
+        *([f"with ops issued at once: {in_ms(found.no_host_s)}"] if found.no_host_s < total_s else []),
         f"with free copies: {in_ms(found.no_copies_s)}",
         f"with the work spread evenly and no waiting: {in_ms(found.balanced_s)}",
         f"the longest chain of ops, copies free: {in_ms(found.critical_path_s)}",
@@ -212,6 +222,13 @@ def advice_line(found: Explanation) -> str:
     return f"use one device, {found.single}: {in_ms(found.single_s)}; {why}"
 
 
+def host_line(host_s: float, step_s: float) -> str:
+    """Says that a host takes longer to issue a step than the step without that; empty if it does not."""
+    if host_s <= step_s:
+        return ""
+    return f"not counted: the host, {in_ms(host_s)} or more to issue all ops eagerly (issue_s)"
+
+
 def times_as_fast(longer_s: float, shorter_s: float) -> str:
     """Formats a speed-up."""
     return f"{longer_s / shorter_s:.2f} times" if shorter_s else "many times"
@@ -219,6 +236,7 @@ def times_as_fast(longer_s: float, shorter_s: float) -> str:
 
 CAUSES = {
     "memory": "memory bounds it",
+    "host": "the host that issues ops bounds it",
     "link": "copies bound it",
     "waiting": "waiting for copies bounds it",
     "load": "one device's load bounds it",
@@ -236,6 +254,7 @@ def _reason(found: Explanation) -> str:
     copies = f"{found.link} is busy for {in_ms(found.link_busy_s)} {of_step}"
     return {
         "memory": f"memory bounds it: {found.fullest} would need {found.fullest_share:.0%} of what it has",
+        "host": f"the host bounds it: issued at once, as by a CUDA graph, it takes {in_ms(found.no_host_s)}",
         "link": f"copies bound it: {copies}",
         "waiting": f"waiting for copies bounds it: {copies}",
         "load": f"load bounds it: {device} computes for {busy}",

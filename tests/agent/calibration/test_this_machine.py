@@ -177,14 +177,17 @@ def test_two_devices_are_measured_with_the_link_between_them(
     """The whole command for real, but for its sizes and for the second device, which is the processor too."""
     cpu, other = OwnDevice("cpu", "cpu-1-threads", 1e10, 1, 1e6), OwnDevice("cpu:0", "own-gpu", 1e9, 1, 1e6)
     monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu, other])
+    monkeypatch.setattr(OwnDevice, "is_cuda", property(lambda own: own is other))
+    monkeypatch.setattr(this_machine, "largest_side", lambda n_bytes: 32)
     monkeypatch.setattr(this_machine, "LARGEST_ON_CPU", 32)
     monkeypatch.setattr(this_machine, "COPY_BYTES", (1 << 10, 1 << 12, 1 << 14, 1 << 16))
     monkeypatch.setattr(timed_ops, "MIN_SECONDS", 1e-5)
     assert main(["measure", "--repeats", "1"]) == 0
     printed = capsys.readouterr().out
     assert "cpu (cpu-1-threads): " in printed
-    assert printed.endswith("stored; use it with --cluster this\n")
+    assert printed.endswith(" us to issue an op\nstored; use it with --cluster this\n")
     cluster = get_cluster("this")
+    assert 1e-6 < cluster.issue_s < 1e-2
     assert [device.kind for device in cluster.devices] == ["cpu-1-threads", "own-gpu"]
     assert 1e6 < cluster.bytes_per_s[0, 1] < 1e13
     graph = build_graph("g", "", [{"name": "a", "type": "aten.mm", "flops": 1e9, "bytes_moved": 1e6}], [])

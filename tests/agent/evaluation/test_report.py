@@ -16,6 +16,7 @@ from agent.evaluation.report.tables import order_maps
 from agent.evaluation.run import evaluate
 from agent.placers.improvements import Improvement
 from agent.placing.request import DATA_PARALLEL
+from graphs import build_graph
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph
 
@@ -184,6 +185,18 @@ def test_a_report_advises_data_parallelism_that_was_not_asked_for(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "<b>Use data parallelism</b>: it is" in text
     assert text.count("data-parallel") == 1  # where it is explained; in no table
+
+
+def test_steps_that_a_host_cannot_issue_so_fast_are_said(tmp_path):
+    ops = [{"name": str(op), "flops": 1e6, "bytes_moved": 1e3} for op in range(8)]
+    short = build_graph("short", "", ops, [(0, 4.0, [1])])
+    spec = small_spec(graphs=(short, training_graph()), clusters=(make_cluster(2, 1e13),), placers=("heft",))
+    found = evaluate(spec, tmp_path, report=quiet)
+    write_report(tmp_path / "report.html", found.trials, "evaluate.py", answers=found.answers)
+    line = found.answers.host_line(found.trials)
+    assert "at 10 us an op or more, it issues steps of 1 of 2 graphs slower than they run here" in line
+    assert (tmp_path / "report.html").read_text().count(line) == 1
+    assert found.answers.host_line([trial for trial in found.trials if trial.graph != "short"]) == ""
 
 
 def test_headline_says_what_to_do():

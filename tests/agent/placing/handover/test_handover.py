@@ -14,6 +14,7 @@ from agent.placing.handover.explain import advice_line, explain, explain_lines
 from agent.placing.handover.files import granularity_lines
 from agent.placing.handover.trace import step_trace
 from envs.cluster.presets import get_cluster
+from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import simulate_problem
@@ -55,6 +56,36 @@ def test_a_step_that_waits_for_copies_of_an_idle_link_says_so():
     assert advice_line(found).endswith("placing saves nothing, as waiting for copies bounds it")
     line = "waiting for copies bounds it: slow out is busy for 50 ms of 3,250 ms"
     assert line in explain_lines(found)
+
+
+def test_a_host_that_issues_slowly_is_what_bounds_a_step():
+    problem = chain_problem()
+    slow = replace(problem, cluster=replace(problem.cluster, issue_s=4.0))
+    device_of = np.array([1, 1])
+    found = explain(slow, device_of, simulate_problem(slow, device_of))
+    assert (found.bottleneck, found.total_s, found.no_host_s) == ("host", 8.5, 1.5)
+    lines = explain_lines(found)
+    assert "the host bounds it: issued at once, as by a CUDA graph, it takes 1,500 ms" in lines
+    assert "with ops issued at once: 1,500 ms" in lines
+    assert "with ops issued at once" not in "\n".join(explain_lines(explain_cut_chain()))
+
+
+def test_a_step_that_a_host_cannot_issue_so_fast_says_so():
+    ops = [{"name": str(op), "flops": 1e6, "bytes_moved": 1e3} for op in range(32)]
+    graph = build_graph("short", "", ops, [(op, 4.0, [op + 1]) for op in range(31)])
+    line = "not counted: the host, 0.32 ms or more to issue all ops eagerly (issue_s)"
+    assert str(place(graph, cluster=make_cluster(2), placer="heft")).splitlines()[-1] == line
+    as_pipeline = str(
+        place(graph, cluster=make_cluster(2, sharing="pair"), pipeline=Pipeline("gpipe", 4), budget=8)
+    )
+    assert as_pipeline.splitlines()[-1] == line.replace("0.32", "0.64")  # two hosts issue half of four steps
+    counted = make_cluster(2, issue_s=1e-6)
+    processors = make_cluster(2)
+    processors = replace(processors, devices=tuple(replace(d, kind="cpu") for d in processors.devices))
+    for cluster in (counted, processors, make_cluster(2, schedule="fifo")):
+        assert "not counted" not in str(place(graph, cluster=cluster, placer="heft"))
+    long = build_graph("long", "", [{**op, "flops": 1e9} for op in ops], [(0, 4.0, [1])])
+    assert "not counted" not in str(place(long, cluster=make_cluster(2), placer="heft"))
 
 
 def test_the_advice_is_data_parallelism_only_where_it_is_faster():

@@ -15,6 +15,7 @@ from agent.lab.pivot import (
     Pivot,
     Row,
     Rows,
+    Statistic,
     count,
     mean,
     only,
@@ -215,5 +216,40 @@ EXPERIMENTS.register(
             budget=(1_000,),
         ),
         quick={"placers": ("policy", "policy-sample", *RULES), "families": ("cifar10", "unet")},
+    ),
+)
+
+
+def error(predicted: str, measured: str) -> Statistic:
+    """Makes a statistic that formats the median of |predicted / measured - 1|."""
+
+    def cell(rows: Rows) -> str:
+        return f"{np.median([abs(row[predicted] / row[measured] - 1) for row in rows]):.1%}" if rows else ""
+
+    return cell
+
+
+STEPS = [
+    ("steps", count),
+    *(("time", mean("predicted_s", "measured_s")), ("median error", error("predicted_s", "measured_s"))),
+    ("memory", mean("predicted_bytes", "measured_bytes")),
+    ("median error of memory", error("predicted_bytes", "measured_bytes")),
+]
+EXPERIMENTS.register(
+    "one_gpu",
+    Experiment(
+        "How far are predicted steps of small models from those of an H100?",
+        [
+            Pivot(
+                {"run": "run", "models": lambda row: "LSTM" if row["model"] == "lstm" else "others"}, STEPS
+            ),
+            Pivot(
+                {"mode": "mode", "precision": "precision"},
+                STEPS,
+                where=lambda row: row["run"] != "without the host" and row["model"] != "lstm",
+                total="all",
+            ),
+        ],
+        ["one_gpu.csv"],
     ),
 )

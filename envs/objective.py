@@ -33,7 +33,7 @@ and step time in seconds; a smaller tuple is better."""
 
 
 EAGER_ISSUE_S = 1e-5
-"""Seconds that a host needs at least to issue an op eagerly; that of one H100 needed 26e-6 (`agent/lab/results/one_gpu.md`)."""
+"""Seconds that a host needs at least to issue an op eagerly; that of an H100 needed 26e-6 in training."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from agent.calibration.this_machine import Effort, measure_machine, measure_processes
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import CLUSTER_NAME, how_to_measure, is_own_cluster, own_cluster_file
 from envs.cluster.presets import get_cluster
@@ -32,6 +31,8 @@ def get_or_measure_cluster(spec: str) -> Cluster:
 
 def _measure(name: str) -> None:
     import torch
+
+    from agent.calibration.this_machine import Effort, measure_machine, measure_processes
 
     effort = Effort(1, "quick_times.sqlite", cpu_side=512, most_bytes=1 << 22, run_s=1e-3, keeps_kinds=True)
     n_threads = torch.get_num_threads()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from agent.calibration.fit import fit_class, fit_line
 from agent.calibration.timed_ops import (
@@ -30,6 +31,7 @@ from envs.cluster.files import CLUSTER_NAME, own_calibration_file, own_cluster_f
 from envs.cluster.kinds import LAUNCH_S, Kind
 from envs.costs.calibration import Calibration, calibration_of, write_calibration
 from envs.costs.op_classes import TENSOR
+from envs.runtime.backends.processes import DeviceProcesses, n_cores, time_transfers
 from graphs.limits import is_time
 
 Report = Callable[[str, int, int], None]
@@ -97,8 +99,6 @@ class OwnDevice:
 
 def own_devices(threads: int) -> list[OwnDevice]:
     """Finds the processor, with the given number of threads, and all CUDA devices."""
-    import torch
-
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     devices = [OwnDevice("cpu", f"cpu-{threads}-threads", memory, threads, threads * CPU_CACHE_BYTES)]
     for index in range(torch.cuda.device_count()):
@@ -209,7 +209,6 @@ def time_copy(
     Returns:
         Seconds of one copy in each repeat, (repeats,).
     """
-    import torch
 
     def buffer(device: str) -> torch.Tensor:
         pin = device == "cpu" and torch.cuda.is_available()
@@ -231,8 +230,6 @@ def measure_machine(
     Raises:
         MeasurementError: the database of times cannot be used, or a time is impossible.
     """
-    import torch
-
     torch.set_num_threads(threads)
     path = own_cluster_file().with_name(effort.times)
     found = own_devices(threads)
@@ -274,10 +271,6 @@ def measure_processes(
         MeasurementError: there are fewer cores than devices, the database of times cannot be used, or a time
             is impossible.
     """
-    import torch
-
-    from envs.runtime.backends.processes import DeviceProcesses, n_cores, time_transfers
-
     if not 2 <= n_processes <= n_cores():
         raise MeasuredOpsError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")
     name, threads = f"{n_processes}xcpu", n_cores() // n_processes

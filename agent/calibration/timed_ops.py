@@ -10,7 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from envs.costs.op_classes import MATMULS, TENSOR
+from graphs.capture.capture import capture
+from graphs.families.layers import Sizes
+from graphs.families.text import gpt
 from graphs.system.errors import InputError
 
 ITEM_BYTES = {"fp32": 4.0, "fp16": 2.0}
@@ -123,8 +128,6 @@ def time_op(op: TimedOp, device: str, repeats: int, run_s: float | None = None) 
     Returns:
         Seconds of one run in each repeat, (repeats,).
     """
-    import torch
-
     with torch.no_grad():
         return time_runs(_runner(op, device), device, repeats, run_s)
 
@@ -133,7 +136,6 @@ def time_runs(
     run: Callable[[], object], device: str, repeats: int, run_s: float | None = None
 ) -> list[float]:
     """Times a function that issues work to a device: seconds of one run in each repeat, (repeats,)."""
-    import torch
 
     def seconds(runs: int) -> float:
         finish()
@@ -159,12 +161,6 @@ def time_issue(device: str, repeats: int, run_s: float | None = None) -> list[fl
         Seconds that the host needs for an op of the captured step, with autograd and Adam, in each repeat,
         (repeats,).
     """
-    import torch
-
-    from graphs.capture.capture import capture
-    from graphs.families.layers import Sizes
-    from graphs.families.text import gpt
-
     sizes = Sizes(layers=4, width=64, heads=2, length=16, vocabulary=64)
     with torch.random.fork_rng():
         model = gpt(sizes, parallel=False, joint=True, fused=True, gated=False, tied=True)
@@ -183,8 +179,6 @@ def time_issue(device: str, repeats: int, run_s: float | None = None) -> list[fl
 
 
 def _runner(op: TimedOp, device: str) -> Callable[[], Any]:
-    import torch
-
     batch, m, n, k = op.shape
     dtype = {"fp32": torch.float32, "fp16": torch.float16}[op.dtype]
 
@@ -215,8 +209,6 @@ def _runner(op: TimedOp, device: str) -> Callable[[], Any]:
 
 
 def _adam(values: Any) -> Callable[[], Any]:
-    import torch
-
     parameter = torch.nn.Parameter(values)
     parameter.grad = torch.ones_like(values)
     return torch.optim.Adam([parameter]).step

@@ -18,12 +18,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from agent.contexts.distributed import (
-    ONE_SIGNAL_S,
-    Resolve,
-    check_workers_fit,
-    train_with_others,
-)
+from agent.contexts.distributed import ONE_SIGNAL_S, Resolve, check_workers_fit, train_with_others
 from agent.contexts.engine import ray_cluster
 from agent.contexts.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig

@@ -8,20 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
-from agent.lab.pivot import (
-    Across,
-    ExperimentError,
-    Key,
-    Pivot,
-    Row,
-    Rows,
-    Statistic,
-    count,
-    mean,
-    only,
-    over,
-    read_table,
-)
+from agent.lab.pivot import Across, ExperimentError, Pivot, Row, Rows, count, mean, only, over, read_table
 from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
 
@@ -179,77 +166,5 @@ ABLATION = Pivot(
     [Across(lambda row: f"{row['families']}, {DECODES[row['placer']]}", with_spread)],
     where=lambda row: bool(row["variant"] != "full-model"),
 )
-EXPERIMENTS.register(
-    "ablation", Experiment("Which parts of the policy matter?", [ABLATION], ["ablation.csv"])
-)
-
-
-RULES = ("rollout", "annealing")
-REINFORCED = ("longer", "reinforced", "reinforced-1", "reinforced-2", "from-random-21", "from-random")
-BY_SIZE: Mapping[str, Key] = {"cluster": "cluster", "graphs": size_of}
-EXPERIMENTS.register(
-    "reinforcement",
-    Experiment(
-        "What does reinforcement bring?",
-        rows=["reinforcement.csv.gz"],
-        tables=[
-            Pivot(BY_SIZE, [(run, over(f"policy-{run}", "policy-imitated")) for run in REINFORCED]),
-            Pivot(
-                BY_SIZE,
-                [
-                    *((run, over(f"policy-sample-{run}", "policy-sample-imitated")) for run in REINFORCED),
-                    *((f"longer over {rule}", over("policy-longer", rule)) for rule in RULES),
-                ],
-            ),
-        ],
-        run=SealedTrials(
-            placers=(
-                *RULES,
-                *(
-                    f"{name}@runs/{run}"
-                    for run in ("imitated", *REINFORCED)
-                    for name in ("policy", "policy-sample")
-                ),
-            ),
-            clusters=("4xv100", "4xa100-pcie"),
-            seconds=(),
-            budget=(1_000,),
-        ),
-        quick={"placers": ("policy", "policy-sample", *RULES), "families": ("cifar10", "unet")},
-    ),
-)
-
-
-def error(predicted: str, measured: str) -> Statistic:
-    """Makes a statistic that formats the median of |predicted / measured - 1|."""
-
-    def cell(rows: Rows) -> str:
-        return f"{np.median([abs(row[predicted] / row[measured] - 1) for row in rows]):.1%}" if rows else ""
-
-    return cell
-
-
-STEPS = [
-    ("steps", count),
-    *(("time", mean("predicted_s", "measured_s")), ("median error", error("predicted_s", "measured_s"))),
-    ("memory", mean("predicted_bytes", "measured_bytes")),
-    ("median error of memory", error("predicted_bytes", "measured_bytes")),
-]
-EXPERIMENTS.register(
-    "one_gpu",
-    Experiment(
-        "How far are predicted steps of small models from those of an H100?",
-        [
-            Pivot(
-                {"run": "run", "models": lambda row: "LSTM" if row["model"] == "lstm" else "others"}, STEPS
-            ),
-            Pivot(
-                {"mode": "mode", "precision": "precision"},
-                STEPS,
-                where=lambda row: row["run"] != "without the host" and row["model"] != "lstm",
-                total="all",
-            ),
-        ],
-        ["one_gpu.csv"],
-    ),
-)
+ABLATED = Experiment("Which parts of the policy matter?", [ABLATION], ["ablation.csv"])
+EXPERIMENTS.register("ablation", ABLATED)

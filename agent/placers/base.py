@@ -10,15 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agent.placers.pipeline.orders import FOR_CUTS, search_actions
-from agent.placers.state import (
-    BATCH,
-    Budget,
-    Leader,
-    PlacementResult,
-    PlacerError,
-    SearchState,
-    Strategy,
-)
+from agent.placers.state import BATCH, Budget, Leader, PlacementResult, PlacerError, SearchState, Strategy
 from envs.objective import PIPELINE, STEP, Objective
 from envs.problem import Problem
 from graphs.system.registry import Registry

@@ -16,15 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.pipeline.arrays import (
-    OPTIMIZER_PHASE,
-    Agenda,
-    OpLists,
-    PipelineArrays,
-    SecondRuns,
-    Steps,
-    Tables,
-)
+from envs.pipeline.arrays import OPTIMIZER_PHASE, Agenda, OpLists, PipelineArrays, SecondRuns, Steps, Tables
 from envs.pipeline.programs import reads, tensor_read
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray

@@ -10,14 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.pipeline import (
-    GPIPE,
-    INTERLEAVED,
-    ONE_F_ONE_B,
-    ZERO_BUBBLE,
-    Pipeline,
-    PipelineError,
-)
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline, PipelineError
 from graphs.system.array_types import IntArray
 
 FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)

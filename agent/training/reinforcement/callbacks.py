@@ -8,14 +8,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Image, TensorBoardOutputFormat
 
-from agent.training.metrics import (
-    EVALUATED_REWARD,
-    OVER_SEARCH,
-    PLACED,
-    TRAINED_ON,
-    overview,
-    step_time_name,
-)
+from agent.training.metrics import EVALUATED_REWARD, OVER_SEARCH, PLACED, TRAINED_ON, overview, step_time_name
 from agent.training.reinforcement.actor_critic import PlacementPolicy
 from agent.training.validation import RelativeMetrics, annealed_s, drawn, greedy_ratios, some
 from envs.placement.episodes import EpisodeResult

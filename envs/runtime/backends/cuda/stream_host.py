@@ -12,14 +12,7 @@ from torch import Tensor
 
 from envs.runtime.backends.cuda.program_order import program_order
 from envs.runtime.backends.cuda.streams import Cuda, Lane, StreamTransport, room
-from envs.runtime.backends.device_process import (
-    Answer,
-    Command,
-    DeviceHost,
-    DeviceTask,
-    Waits,
-    reason,
-)
+from envs.runtime.backends.device_process import Answer, Command, DeviceHost, DeviceTask, Waits, reason
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport
 from envs.runtime.backends.wire import StepRecord, pack_all, unpack_all

@@ -26,12 +26,7 @@ from agent.training.imitation.search import (
     search_placements,
     write_searched,
 )
-from agent.training.imitation.trajectories import (
-    TOLERANCE,
-    improve_greedily,
-    replay,
-    replay_demonstrations,
-)
+from agent.training.imitation.trajectories import TOLERANCE, improve_greedily, replay, replay_demonstrations
 from envs.cluster.presets import get_cluster
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.training.reinforcement.rollout_buffer import (
-    LEAST_SHARE,
-    chances_of,
-    less_others,
-    normalise_within,
-)
+from agent.training.reinforcement.rollout_buffer import LEAST_SHARE, chances_of, less_others, normalise_within
 
 
 def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:

@@ -53,6 +53,8 @@ class MdpArrays(NamedTuple):
     is_compute: IntArray  # (n_ops,) 1 = an op that episodes visit
     update: IntArray  # (n_ops,) update of a parameter that reads most of what an op makes, -1 = none
     update_bytes: FloatArray  # (n_ops,) what it reads of that
+    joined: IntArray  # (n_ops,) tensor of an op that is read beside another one, -1 = none
+    beside: IntArray  # (n_ops,) the other one, such as the sum that a gradient is added to
     allowed: BoolArray  # (n_units, n_devices) devices that the mask allows a unit, whatever the memory
     footprint_bytes: FloatArray  # (n_units,) resident bytes and saved activations of a unit
     slowness: FloatArray  # (n_devices,) single-device step time over the least
@@ -104,6 +106,7 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
     scales[MEAN_OP_S] = seconds.mean() if len(seconds) else 1.0
     scales[REWARD_S] = problem.scale_s
     update, update_bytes = largest_updates(graph)
+    joined, beside = largest_joins(graph)
     return MdpArrays(
         unit_of=graph.unit_of,
         unit_ptr=graph.units.ptr,
@@ -111,6 +114,8 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
         is_compute=graph.is_compute.astype(np.int64),
         update=update,
         update_bytes=update_bytes,
+        joined=joined,
+        beside=beside,
         allowed=mask.table(problem),
         footprint_bytes=problem.footprint_bytes,
         slowness=problem.single_device_s / problem.scale_s,
@@ -132,6 +137,28 @@ def largest_updates(graph: OpGraph) -> tuple[IntArray, FloatArray]:
             if graph.is_compute[op] and size > read_bytes[op]:
                 update[op], read_bytes[op] = follower, size
     return update, read_bytes
+
+
+def largest_joins(graph: OpGraph) -> tuple[IntArray, IntArray]:
+    """Finds the output of each op that is read beside a tensor of another op, and that tensor.
+
+    It is the pair of which most bytes move if both are apart, when the smaller one does. Of what a reader
+    reads besides, its largest tensor counts, the first of equal ones.
+
+    Returns:
+        Tensor of each op, int (n_ops,), -1 if there is none, and the tensor beside it, int (n_ops,).
+    """
+    joined, beside, moved_bytes = np.full(graph.n_ops, -1), np.full(graph.n_ops, -1), np.zeros(graph.n_ops)
+    for reader in np.flatnonzero(graph.is_compute).tolist():
+        read = graph.inputs.row(reader).tolist()
+        by_size = sorted(read, key=lambda tensor: -graph.tensor_bytes[tensor])
+        for tensor in read:
+            op = graph.tensor_producer[tensor]
+            other = next((each for each in by_size if graph.tensor_producer[each] != op), -1)
+            smaller = min(graph.tensor_bytes[tensor], graph.tensor_bytes[other])
+            if graph.is_compute[op] and other >= 0 and smaller > moved_bytes[op]:
+                joined[op], beside[op], moved_bytes[op] = tensor, other, smaller
+    return joined, beside
 
 
 @kernel

@@ -117,6 +117,23 @@ class ReferenceEpisode:
         ]
         return (min(reads)[1], -min(reads)[0]) if reads else None
 
+    def join(self, op: int) -> tuple[int, int] | None:
+        """Output of an op and the tensor beside it in a reader, of which most bytes move if they are apart.
+
+        The smaller one moves. Beside an output, a reader has its largest input from another op.
+        """
+        pairs = []
+        for reader in filter(self.graph.is_compute.__getitem__, range(self.graph.n_ops)):
+            read = [int(tensor) for tensor in self.graph.inputs.row(reader)]
+            others = [tensor for tensor in read if self.graph.tensor_producer[tensor] != op]
+            own = [tensor for tensor in read if tensor not in others and self.graph.is_compute[op]]
+            size = self.graph.tensor_bytes.__getitem__
+            if others:
+                largest = max(others, key=size)
+                pairs += [(min(size(tensor), size(largest)), tensor, largest) for tensor in own]
+        pairs = [pair for pair in pairs if pair[0] > 0]
+        return max(pairs, key=lambda pair: pair[0])[1:] if pairs else None
+
     def updated_s(self, op: int, device: int, finish_s: float, device_of: list[int]) -> float:
         """When the update that reads an op's output would end, if link and device were free.
 

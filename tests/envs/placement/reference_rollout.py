@@ -112,13 +112,13 @@ class Rollout:
             timeline.sent_s[tensor, target] = end_s
 
     def best_device(self, op: int) -> int:
-        """The rule: of few devices, the one where the op, or the update that reads its output, would finish
-        first; the first of these if they tie.
+        """The rule: of few devices, the one where what the op makes is of use first; the first of these if
+        they tie.
 
-        The few are the devices of the op's placed inputs, that of the update, and the device where the op
-        would finish first without inputs. Only devices with memory for the unit count. If none has it, memory
-        is ignored and the few are the devices of the inputs alone; without placed inputs it is the first
-        device of all.
+        The few are the devices of the op's placed inputs, that of the update that reads its output or else of
+        what is read beside it, and the device where the op would finish first without inputs. Only devices
+        with memory for the unit count. If none has it, memory is ignored and the few are the devices of the
+        inputs alone; without placed inputs it is the first device of all.
         """
         devices, needed = self.episode.devices, self.episode.bytes_of(op)
         memory = [device.memory_bytes for device in self.cluster.devices]
@@ -126,13 +126,46 @@ class Rollout:
         few = {source for _, source in self.placed_inputs(op) if source in roomy or not roomy}
         if roomy:
             few.add(min(roomy, key=lambda device: self.free_and_run_s(op, device)))
-            update, _ = self.episode.update(op) or (op, 0.0)
-            few |= {self.device_of[update]} & {*roomy}
-        return min(sorted(few), key=lambda device: self.updated_s(op, device), default=0)
+            update, join = self.episode.update(op), self.episode.join(op)
+            follower = update[0] if update else self.producer(join[1]) if join else op
+            few |= {self.device_of[follower]} & {*roomy}
+        return min(sorted(few), key=lambda device: self.use_s(op, device), default=0)
 
-    def updated_s(self, op: int, device: int) -> float:
-        """Finish of an op on a device, or of the update that reads most of what it makes."""
-        return self.episode.updated_s(op, device, self.finish_s(op, device), self.device_of)
+    def use_s(self, op: int, device: int) -> float:
+        """When what an op makes on a device is of use, plus a quarter of the seconds of all copies for it.
+
+        That is when the update that reads it ends. If there is none, it is a quarter of the finish and three
+        quarters of the time at which it and what is read beside it are in one place: the smaller one moves.
+        """
+        finish_s, copies_s = self.finish_s(op, device), self.copies_s(op, device)
+        join = self.episode.join(op)
+        if self.episode.update(op):
+            return self.episode.updated_s(op, device, finish_s, self.device_of) + copies_s / 4
+        if join is None or (where := self.device_of[self.producer(join[1])]) < 0:
+            return finish_s + copies_s / 4
+        own_s, other_s = finish_s, self.made_s(join[1])
+        if where != device:
+            own_bytes, other_bytes = (float(self.graph.tensor_bytes[tensor]) for tensor in join)
+            if own_bytes <= other_bytes:
+                moved_s = transfer_s(self.cluster, own_bytes, device, where)
+                own_s += moved_s
+            else:
+                moved_s = transfer_s(self.cluster, other_bytes, where, device)
+                other_s += moved_s
+            copies_s += moved_s
+        return finish_s / 4 + 3 / 4 * max(own_s, other_s) + copies_s / 4
+
+    def copies_s(self, op: int, device: int) -> float:
+        """Seconds of the copies of inputs that are not on a device and were not sent there."""
+        return sum(
+            transfer_s(self.cluster, float(self.graph.tensor_bytes[tensor]), source, device)
+            for tensor, source in self.placed_inputs(op)
+            if source != device and (tensor, device) not in self.timeline.arrival_s
+        )
+
+    def producer(self, tensor: int) -> int:
+        """The op that makes a tensor."""
+        return int(self.graph.tensor_producer[tensor])
 
     def free_and_run_s(self, op: int, device: int) -> float:
         """Finish of an op on a device if its inputs were there."""

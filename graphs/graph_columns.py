@@ -217,10 +217,7 @@ def _check_strings(where: str, graph: GraphColumns) -> None:
     if len(set(graph.op_names)) != graph.n_ops:
         twice = first_repeated(graph.op_names)
         raise GraphError(f"{where}: two ops are named '{twice}'; op names must be unique")
-    for label, values, choices in (
-        ("phase", graph.phases, PHASES),
-        ("dtype", graph.dtypes, ("", *DTYPES)),
-    ):
+    for label, values, choices in (("phase", graph.phases, PHASES), ("dtype", graph.dtypes, ("", *DTYPES))):
         for op, value in enumerate(values):
             if value not in choices:
                 raise GraphError(

@@ -297,12 +297,7 @@ def measure_processes(
 
 
 def _fitted_link(
-    path: Path,
-    link: str,
-    what: str,
-    most_bytes: int,
-    timer: Callable[[int], Sequence[float]],
-    report: Report,
+    path: Path, link: str, what: str, most_bytes: int, timer: Callable[[int], Sequence[float]], report: Report
 ) -> tuple[float, float]:
     """Returns the latency in seconds and the bandwidth in bytes a second of a link.
 

@@ -22,15 +22,7 @@ ITEM_BYTES = {"fp32": 4.0, "fp16": 2.0}
 """Bytes of an element by the dtypes that are measured; fp32 is without TF32."""
 MIN_SECONDS = 0.01
 """Time that the runs of a repeat take at least, so that the clock is fine enough."""
-PASSES = {
-    "elementwise": 3,
-    "softmax": 2,
-    "norm": 2,
-    "reduction": 1,
-    "move": 2,
-    "gather": 2,
-    "optimizer": 7,
-}
+PASSES = {"elementwise": 3, "softmax": 2, "norm": 2, "reduction": 1, "move": 2, "gather": 2, "optimizer": 7}
 """Reads and writes of each element by an op; the optimizer is Adam."""
 KERNEL = 9
 """Elements of the kernel of a convolution that is timed, 3x3."""

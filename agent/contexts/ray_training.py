@@ -141,9 +141,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool, n_workers: int) -> i
         ),
         scaling_config=ScalingConfig(num_workers=n_workers, use_gpu=config.device.startswith("cuda")),
         run_config=RunConfig(
-            name="train",
-            storage_path=str(own_files),
-            failure_config=FailureConfig(max_failures=MAX_RESTARTS),
+            name="train", storage_path=str(own_files), failure_config=FailureConfig(max_failures=MAX_RESTARTS)
         ),
     )
     try:
@@ -212,9 +210,7 @@ def _trained(job: _Job, *, is_first: bool) -> int:
     """Trains as one of the workers; returns the exit code."""
     try:
         return train_with_others(
-            already_joined(),
-            lambda: _resolved(job),
-            lambda: bool(ray.get(job.mailbox.stops.remote())),
+            already_joined(), lambda: _resolved(job), lambda: bool(ray.get(job.mailbox.stops.remote()))
         )
     except WorkerGoneError:
         raise

@@ -97,11 +97,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    return (
-        name_of(line.placer, line.order),
-        str(line.graphs),
-        *figures(line),
-    )
+    return (name_of(line.placer, line.order), str(line.graphs), *figures(line))
 
 
 GAP = "  "

@@ -37,11 +37,7 @@ from graphs.system.worker_process import Death, Process, WorkerProcess
 
 POLL_S = 0.2
 """Seconds between two looks at study trials that run."""
-TAKES = {
-    "grid": {"vary", "seeds"},
-    "ablation": {"without", "seeds"},
-    "search": {"vary", "trials", "prune"},
-}
+TAKES = {"grid": {"vary", "seeds"}, "ablation": {"without", "seeds"}, "search": {"vary", "trials", "prune"}}
 """Settings that a context takes beside `jobs` and `attempts`."""
 
 

@@ -237,12 +237,7 @@ class TrainConfig(Settings, error=ConfigError):
     max_decompressed_bytes: int = option(
         MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=RUN, least=1
     )
-    context: str = option(
-        "local",
-        "how the training runs",
-        group=RUN,
-        choices=CONTEXTS,
-    )
+    context: str = option("local", "how the training runs", group=RUN, choices=CONTEXTS)
 
     @property
     def limit_s(self) -> float:

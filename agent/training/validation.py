@@ -67,10 +67,7 @@ class RelativeMetrics:
 
 
 def ratios_over_orders(
-    policy: Policy,
-    problems: Sequence[Problem],
-    orders: Sequence[str],
-    reward: Reward = simulated,
+    policy: Policy, problems: Sequence[Problem], orders: Sequence[str], reward: Reward = simulated
 ) -> list[float]:
     """Computes `greedy_ratios` with a share of the orders for each problem, which costs as much as one order.
 

@@ -95,12 +95,7 @@ class Chain:
             np.subtract.at(found[direction], high + 1, size)
         return found.cumsum(axis=1)[:, :-1]
 
-    def stages(
-        self,
-        first: IntArray,
-        devices: IntArray,
-        recomputed: tuple[int, ...] = (),
-    ) -> Stages:
+    def stages(self, first: IntArray, devices: IntArray, recomputed: tuple[int, ...] = ()) -> Stages:
         """Cuts the chain into stages.
 
         Args:

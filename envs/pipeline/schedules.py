@@ -35,10 +35,7 @@ class Action(NamedTuple):
 
 @lru_cache(maxsize=64)
 def device_actions(
-    pipeline: Pipeline,
-    n_devices: int,
-    recomputed: tuple[int, ...] = (),
-    actions: tuple[str, ...] = (),
+    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), actions: tuple[str, ...] = ()
 ) -> tuple[tuple[Action, ...], ...]:
     """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
 
@@ -49,10 +46,7 @@ def device_actions(
 
 
 def action_arrays(
-    pipeline: Pipeline,
-    n_devices: int,
-    recomputed: tuple[int, ...] = (),
-    actions: tuple[str, ...] = (),
+    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), actions: tuple[str, ...] = ()
 ) -> list[IntArray]:
     """Lists kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
 

@@ -149,11 +149,7 @@ class PipelinedProblem:
         return self._second_runs if stages.recomputed else (self.problem.arrays, self.arrays, NO_SECOND_RUNS)
 
     def _run(
-        self,
-        stages: Stages,
-        peak: FloatArray,
-        until_s: float = np.inf,
-        curve: FloatArray | None = None,
+        self, stages: Stages, peak: FloatArray, until_s: float = np.inf, curve: FloatArray | None = None
     ) -> tuple[float, NDArray[np.int32]]:
         """Simulates a step; also returns the list of each op, -1 for second runs that take no part."""
         p, q, runs = self._arrays_of(stages)

@@ -148,17 +148,28 @@ def largest_joins(graph: OpGraph) -> tuple[IntArray, IntArray]:
     Returns:
         Tensor of each op, int (n_ops,), -1 if there is none, and the tensor beside it, int (n_ops,).
     """
-    joined, beside, moved_bytes = np.full(graph.n_ops, -1), np.full(graph.n_ops, -1), np.zeros(graph.n_ops)
-    for reader in np.flatnonzero(graph.is_compute).tolist():
-        read = graph.inputs.row(reader).tolist()
-        by_size = sorted(read, key=lambda tensor: -graph.tensor_bytes[tensor])
-        for tensor in read:
-            op = graph.tensor_producer[tensor]
-            other = next((each for each in by_size if graph.tensor_producer[each] != op), -1)
-            smaller = min(graph.tensor_bytes[tensor], graph.tensor_bytes[other])
-            if graph.is_compute[op] and other >= 0 and smaller > moved_bytes[op]:
-                joined[op], beside[op], moved_bytes[op] = tensor, other, smaller
+    joined, beside = np.full(graph.n_ops, -1), np.full(graph.n_ops, -1)
+    readers, inputs = np.flatnonzero(graph.is_compute), graph.inputs
+    made_by_compute = graph.is_compute[graph.tensor_producer]
+    tensors = readers, inputs.ptr, inputs.items, graph.tensor_producer, graph.tensor_bytes, made_by_compute
+    _find_joins(*tensors, joined, beside, np.zeros(graph.n_ops))
     return joined, beside
+
+
+@kernel(entry=True)
+def _find_joins(readers, input_ptr, input_item, producer, size, is_counted, joined, beside, moved_bytes):
+    """Does what `largest_joins` does; `is_counted` says whether episodes visit the producer of a tensor."""
+    for reader in readers:
+        first, last = input_ptr[reader], input_ptr[reader + 1]
+        for k in range(first, last):
+            tensor, other = input_item[k], -1
+            op = producer[tensor]
+            for other_k in range(first, last if is_counted[tensor] else first):
+                each = input_item[other_k]
+                if producer[each] != op and (other < 0 or size[each] > size[other]):
+                    other = each
+            if other >= 0 and min(size[tensor], size[other]) > moved_bytes[op]:
+                joined[op], beside[op], moved_bytes[op] = tensor, other, min(size[tensor], size[other])
 
 
 @kernel
@@ -243,9 +254,7 @@ def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray)
     unit_device = device_of[graph.units.items[graph.units.ptr[:-1]]]
     episodes.load[e, :n_devices] = np.bincount(unit_device, problem.footprint_bytes, minlength=n_devices)
     sizes = (n_ops, n_ops, *[graph.n_tensors * n_devices] * 2, n_clocks(n_devices))
-    timeline = Timeline(
-        *(rows[e, :size] for rows, size in zip(episodes.timeline, sizes, strict=True)),
-    )
+    timeline = Timeline(*(rows[e, :size] for rows, size in zip(episodes.timeline, sizes, strict=True)))
     run_many(problem.arrays, device_of[None], timeline, False, episodes.time_s[e], np.zeros((1, 0)))
 
 

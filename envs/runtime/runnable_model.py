@@ -26,12 +26,7 @@ class RunnableModel:
 
 
 def load_runnable(
-    spec: str,
-    *,
-    split: int | None = None,
-    batch_dim: int = 0,
-    names: Sequence[str] = (),
-    **settings: Any,
+    spec: str, *, split: int | None = None, batch_dim: int = 0, names: Sequence[str] = (), **settings: Any
 ) -> RunnableModel:
     """Makes and captures the model of a function of the user's.
 

@@ -133,11 +133,7 @@ class LanguageModel(nn.Module):
     """Next-word cross-entropy of blocks between an embedding, and a norm and a head."""
 
     def __init__(
-        self,
-        embedding: nn.Module,
-        blocks: nn.Sequential | nn.ModuleList,
-        norm: nn.Module,
-        head: nn.Linear,
+        self, embedding: nn.Module, blocks: nn.Sequential | nn.ModuleList, norm: nn.Module, head: nn.Linear
     ) -> None:
         super().__init__()
         self.embedding, self.blocks, self.norm, self.head = embedding, blocks, norm, head

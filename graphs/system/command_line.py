@@ -96,10 +96,7 @@ def interruptible() -> Iterator[None]:
     Python drops what a finalizer or the callback of a weak reference raises; an interrupt that is lost so is
     sent again.
     """
-    with (
-        handled_by(signal.default_int_handler, (*SIGNALS, signal.SIGALRM)),
-        _lost_interrupts_sent_again(),
-    ):
+    with handled_by(signal.default_int_handler, (*SIGNALS, signal.SIGALRM)), _lost_interrupts_sent_again():
         yield
 
 

@@ -75,10 +75,7 @@ def pipelines() -> Answers:
                 for name in adapters.PIPELINED_PLACERS:
                     for seed in range(1 + adapters.pipeline_is_random(name)):
                         plan, total_s = adapters.place_pipeline(name, problem, schedule, 6, 200, seed)
-                        yield (
-                            f"{graph.name} {cluster} {schedule} {name} {seed}",
-                            answer("", plan, total_s),
-                        )
+                        yield (f"{graph.name} {cluster} {schedule} {name} {seed}", answer("", plan, total_s))
 
 
 def environment() -> Answers:

@@ -102,10 +102,7 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         "step": milliseconds(step.total_s),
         "more": more,
         "devices": devices,
-        "figures": [
-            as_svg(timeline, f"{what} and memory {graph_by}"),
-            as_svg(placed, f"devices {graph_by}"),
-        ],
+        "figures": [as_svg(timeline, f"{what} and memory {graph_by}"), as_svg(placed, f"devices {graph_by}")],
     }
 
 

@@ -53,11 +53,7 @@ class Relaxation:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        tick_s: float,
-        seconds: float = np.inf,
-        clock: Clock = running_s,
+        self, problem: Problem, tick_s: float, seconds: float = np.inf, clock: Clock = running_s
     ) -> None:
         from ortools.sat.python import cp_model
 

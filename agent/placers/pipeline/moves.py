@@ -110,13 +110,6 @@ def _unused(search: SearchState, cuts: Cuts) -> list[int]:
     return [device for device in range(search.problem.n_devices) if device not in cuts.ranks]
 
 
-_WEIGHTS: dict[Move, int] = {
-    _shift: 56,
-    _recompute: 10,
-    _exchange: 8,
-    _replace: 8,
-    _add: 4,
-    _remove: 4,
-}
+_WEIGHTS: dict[Move, int] = {_shift: 56, _recompute: 10, _exchange: 8, _replace: 8, _add: 4, _remove: 4}
 MOVES, BOUNDS = tuple(_WEIGHTS), list(accumulate(_WEIGHTS.values()))[:-1]
 """Kinds of moves, and the sums of their weights; where there is none of a kind, another one is drawn."""

@@ -208,11 +208,7 @@ class Imitation(_ImitationPhase):
             return self.improvements(state.config.demonstrations, seed)
         found = self._search.found.demonstrations
         return replay_demonstrations(
-            state.problems,
-            found,
-            orders=state.config.order,
-            mdp_config=state.policy.mdp_config,
-            seed=seed,
+            state.problems, found, orders=state.config.order, mdp_config=state.policy.mdp_config, seed=seed
         )
 
 

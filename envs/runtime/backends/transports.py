@@ -113,12 +113,7 @@ class SharedMemoryTransport:
         inboxes: of the devices, which count the tensors sent.
     """
 
-    def __init__(
-        self,
-        memory: SharedMemory,
-        offsets: Sequence[int],
-        inboxes: Sequence[Inbox],
-    ) -> None:
+    def __init__(self, memory: SharedMemory, offsets: Sequence[int], inboxes: Sequence[Inbox]) -> None:
         self._memory, self._offsets, self._inboxes = memory, offsets, inboxes
         self._received: Counter[tuple[int, int]] = Counter()
         self._tensors: dict[int, Tensor] = {}

@@ -63,10 +63,7 @@ def test_an_instance_is_loaded_by_its_name() -> None:
     axes = instance.plot().axes
     assert len(axes) == 2
     assert axes[0].get_title(loc="left").startswith("pipedream:alexnet on 4-equal by ")
-    for name, hint in (
-        ("doppler:chainmm", "close to it: doppler:chain_mm"),
-        ("x", "list_instances"),
-    ):
+    for name, hint in (("doppler:chainmm", "close to it: doppler:chain_mm"), ("x", "list_instances")):
         with pytest.raises(InstanceError, match=f"^no instance is named '{name}'; {hint}"):
             load_instance(name)
 

@@ -50,12 +50,7 @@ def test_a_pivot_has_a_line_for_each_value_and_cells_across_others() -> None:
 
 @pytest.mark.parametrize(
     ("statistic", "cell"),
-    [
-        (count, "3"),
-        (only(count, s=4.0), "1"),
-        (mean("s"), "2.289"),
-        (only(mean("s"), size=2), "3.000"),
-    ],
+    [(count, "3"), (only(count, s=4.0), "1"), (mean("s"), "2.289"), (only(mean("s"), size=2), "3.000")],
 )
 def test_statistics_of_a_cell(statistic: Any, cell: str) -> None:
     assert statistic([row for row in ROWS if row["s"] < math.inf]) == cell

@@ -71,10 +71,7 @@ def test_every_component_is_left_out_on_every_seed() -> None:
     assert [trial.mode for trial in trials[:4]] == ["base", "without", "without", "replaced"]
     assert [trial.config.seed for trial in trials] == [0] * 4 + [1] * 4
     assert len({trial.name for trial in trials}) == 8
-    assert [trials[at].in_tensorboard for at in (0, 3)] == [
-        "without=,seed=0",
-        "without=hidden=8,seed=0",
-    ]
+    assert [trials[at].in_tensorboard for at in (0, 3)] == ["without=,seed=0", "without=hidden=8,seed=0"]
 
 
 def test_what_decides_nothing_changes_no_hash() -> None:

@@ -208,10 +208,7 @@ def test_bad_orders_are_one_line() -> None:
         ),
         (("FBFB", "IFFIWW"), "^stage 1 has actions 'IFFIWW'; give 2"),
         (("FBFB",), "^1 orders of actions for 2 stages; give each stage one$"),
-        (
-            ("FBFB", "FFBB"),
-            "devices wait for each other; give its stages other actions$",
-        ),
+        (("FBFB", "FFBB"), "devices wait for each other; give its stages other actions$"),
     ):
         with pytest.raises(PipelineError, match=message):
             searched.simulate(replace(stages, actions=words))

@@ -219,13 +219,7 @@ def follow(pair: Pair, rng: np.random.Generator) -> Iterator[tuple[int, Referenc
     memory_penalty=st.sampled_from([1.0, 0.0, 2.5]),
 )
 def test_equals_the_plain_reference(
-    mdp: str,
-    schedule: str,
-    seed: int,
-    orders: list[str],
-    incremental: bool,
-    mask: str,
-    memory_penalty: float,
+    mdp: str, schedule: str, seed: int, orders: list[str], incremental: bool, mask: str, memory_penalty: float
 ) -> None:
     rng = np.random.default_rng(seed)
     max_ops = 28 if mdp == "construct" else 18

@@ -28,12 +28,7 @@ ALL = (*SCHEDULES, "searched")
 
 
 def small(
-    seed: int,
-    schedule: str = "1f1b",
-    n_devices: int = 3,
-    n_layers: int = 7,
-    *,
-    branches: bool = False,
+    seed: int, schedule: str = "1f1b", n_devices: int = 3, n_layers: int = 7, *, branches: bool = False
 ) -> PipelineObjective:
     rng = np.random.default_rng(seed)
     cluster = random_pipeline_cluster(rng, n_devices)
@@ -64,8 +59,7 @@ def every_plan(search: SearchState, recomputes: bool) -> Iterator[Cuts]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "schedule", "memory"),
-    [(0, "1f1b", 1.0), (1, "gpipe", 0.6), (3, "1f1b", 0.6), (5, "1f1b", 0.6)],
+    ("seed", "schedule", "memory"), [(0, "1f1b", 1.0), (1, "gpipe", 0.6), (3, "1f1b", 0.6), (5, "1f1b", 0.6)]
 )
 def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: float) -> None:
     pipelined = small(seed, schedule, n_layers=6)

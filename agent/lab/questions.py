@@ -8,20 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
-from agent.lab.pivot import (
-    Across,
-    ExperimentError,
-    Pivot,
-    Row,
-    Rows,
-    Statistic,
-    count,
-    grouped,
-    mean,
-    only,
-    over,
-    read_table,
-)
+from agent.lab.pivot import Across, ExperimentError, Pivot, Row, Rows, count, mean, only, over, read_table
 from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
 
@@ -181,24 +168,3 @@ ABLATION = Pivot(
 )
 ABLATED = Experiment("Which parts of the policy matter?", [ABLATION], ["ablation.csv"])
 EXPERIMENTS.register("ablation", ABLATED)
-
-
-def logs_of_trainings(rows: Rows) -> list[float]:
-    """Returns the mean logarithm of the step over annealing of each of the equal trainings."""
-    trained = grouped((row for row in rows if row["policy"].startswith("seed")), lambda row: row["policy"])
-    return [float(np.mean([np.log(row["over_annealing"]) for row in own])) for own in trained.values()]
-
-
-OF_POLICIES: list[tuple[str, Statistic] | Across] = [
-    ("graphs", only(count, policy="shipped")),
-    Across("policy", mean("over_annealing")),
-    ("mean of trainings", lambda rows: f"{np.exp(np.mean(logs_of_trainings(rows))):.3f}"),
-    ("spread", lambda rows: f"{np.std(logs_of_trainings(rows), ddof=1):.3f}"),
-]
-BY_FAMILY = [
-    Pivot({name: name for name in index}, OF_POLICIES) for index in (("cluster", "size"), ("family",))
-]
-EXPERIMENTS.register(
-    "pretraining",
-    Experiment("How much do policies of equal trainings differ?", BY_FAMILY, ["pretraining.csv"]),
-)

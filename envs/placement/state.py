@@ -158,7 +158,13 @@ def largest_joins(graph: OpGraph) -> tuple[IntArray, IntArray]:
 
 @kernel(entry=True)
 def _find_joins(readers, input_ptr, input_item, producer, size, is_counted, joined, beside, moved_bytes):
-    """Does what `largest_joins` does; `is_counted` says whether episodes visit the producer of a tensor."""
+    """Does what `largest_joins` does.
+
+    Args:
+        readers: ops that episodes visit. input_ptr, input_item: as in `ProblemArrays`.
+        producer, size, is_counted: of tensors, the last whether episodes visit the producer; (n_tensors,).
+        joined, beside: filled with -1; written. moved_bytes: zeros; written; (n_ops,) each.
+    """
     for reader in readers:
         first, last = input_ptr[reader], input_ptr[reader + 1]
         for k in range(first, last):

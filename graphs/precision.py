@@ -81,9 +81,9 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
     - `fp32`, `tf32`: the dtype of matrix products and convolutions.
     - `amp-bf16`, `amp-fp16`: as under autocast for CUDA. Products, convolutions and attention compute and
       write 2-byte floats; softmax, norms, losses and sums write fp32; any other op follows its widest input.
-      Casts are no ops of their own: their traffic is that of the op that needs them. A weight is cast once,
-      and the copy is resident beside it; the memory of other casts is not counted. Gradients of parameters
-      are cast to fp32. Weights, gradients and optimizer state stay in fp32.
+      Casts are no ops of their own, and no host issues them: their traffic is that of the op that needs
+      them. A weight is cast once, and the copy is resident beside it; the memory of other casts is not
+      counted. Gradients of parameters are cast to fp32. Weights, gradients and optimizer state stay in fp32.
     - `bf16`: all floats, resident ones too, take 2 bytes.
     - `int4`, `int8`, `fp8`: as `bf16`, but frozen weights that only products read take the bits of `BITS`.
       Trained weights, embeddings and the head stay in bf16: the weights of the last product, unless its

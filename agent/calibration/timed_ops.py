@@ -149,6 +149,9 @@ def time_runs(
 def time_issue(device: str, repeats: int, run_s: float | None = None) -> list[float]:
     """Times an eager training step of a small transformer, whose ops a GPU does sooner than they are issued.
 
+    Args:
+        device, repeats, run_s: as of `time_op`.
+
     Returns:
         Seconds that the host needs for an op of the captured step, with autograd and Adam, in each repeat,
         (repeats,).

@@ -9,12 +9,22 @@ from envs.cluster.cluster import Cluster, Device
 from envs.placement.env import PlacementEnv
 from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
 from envs.placement.observation.rollout_features import HORIZONS
+from envs.placement.state import largest_joins
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.system.array_types import FloatArray
 from tests.envs.hand_made_problems import branches, chain_problem
 
 NAMES = [feature.name for feature in DEVICE_FEATURES]
+
+
+def test_what_is_read_beside_an_output_is_the_largest_pair_the_first_if_they_tie() -> None:
+    ops = [{"name": name, "seconds": {"gpu": 1.0}} for name in ("sum", "gradient", "other", "add", "again")]
+    sizes = [(0, 8.0, [3]), (1, 4.0, [3, 4]), (2, 4.0, [4]), (3, 8.0, [4])]
+    joined, beside = largest_joins(build_graph("joins", "", ops, sizes))
+    # In `add` 4 bytes of the gradient move to the sum, in `again` as many to the sum of before.
+    assert joined.tolist() == [0, 1, 2, 3, -1]
+    assert beside.tolist() == [1, 0, 3, 1, -1]
 
 
 def test_features_of_a_hand_made_instance() -> None:

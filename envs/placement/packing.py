@@ -113,6 +113,8 @@ def mdp_arrays_at(packed, i):
         is_compute=a.is_compute[first[OPS] : last[OPS]],
         update=a.update[first[OPS] : last[OPS]],
         update_bytes=a.update_bytes[first[OPS] : last[OPS]],
+        is_gradient=a.is_gradient[first[OPS] : last[OPS]],
+        tail_s=a.tail_s[first[OPS] : last[OPS]],
         joined=a.joined[first[OPS] : last[OPS]],
         beside=a.beside[first[OPS] : last[OPS]],
         allowed=a.allowed[first[UNITS_BY_DEVICES] : last[UNITS_BY_DEVICES]].reshape((n_units, n_devices)),

@@ -16,14 +16,13 @@ import numpy as np
 
 from envs.simulator.arrays import Timeline, n_clocks
 from envs.simulator.kernels import run_many
-from envs.simulator.transfers import transfer_seconds
+from envs.simulator.transfers import copy_start_s, transfer_seconds
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
 
 if TYPE_CHECKING:
     from envs.placement.masks import Mask
     from envs.problem import Problem
-    from graphs.op_graph import OpGraph
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
@@ -51,8 +50,10 @@ class MdpArrays(NamedTuple):
     unit_ptr: IntArray  # (n_units + 1,) ops of a unit: unit_item[unit_ptr[i] : unit_ptr[i + 1]]
     unit_item: IntArray  # (n_ops,)
     is_compute: IntArray  # (n_ops,) 1 = an op that episodes visit
-    update: IntArray  # (n_ops,) update of a parameter that reads most of what an op makes, -1 = none
-    update_bytes: FloatArray  # (n_ops,) what it reads of that
+    update: IntArray  # (n_ops,) update of a parameter that what an op makes goes to, -1 = none
+    update_bytes: FloatArray  # (n_ops,) what it reads
+    is_gradient: IntArray  # (n_ops,) 1 = the update reads it from the op, not from a sum that the op adds to
+    tail_s: FloatArray  # (n_ops,) longest path from an op to the end of the step, each op at its least time
     joined: IntArray  # (n_ops,) tensor of an op that is read beside another one, -1 = none
     beside: IntArray  # (n_ops,) the other one, such as the sum that a gradient is added to
     allowed: BoolArray  # (n_units, n_devices) devices that the mask allows a unit, whatever the memory
@@ -71,6 +72,7 @@ class Episode(NamedTuple):
     busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
     state: IntArray  # (5,) columns POSITION ... N_DECISIONS
+    waiting_s: FloatArray  # (n_clocks,) seconds of copies of gradients that links carry after all else
     time_s: FloatArray  # (1,) step time of what is simulated
     best_s: FloatArray  # (1,) while improving, the least step time of a placement within the memory
     best_device_of: IntArray  # (n_ops,) while improving, that placement
@@ -88,6 +90,7 @@ class Episodes(NamedTuple):
     busy: FloatArray  # (n, max_devices)
     load: FloatArray  # (n, max_devices)
     state: IntArray  # (n, 5)
+    waiting_s: FloatArray  # (n, max_clocks)
     time_s: FloatArray  # (n, 1)
     best_s: FloatArray  # (n, 1)
     best_device_of: IntArray  # (n, max_ops)
@@ -105,15 +108,21 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
     scales = np.zeros(2)
     scales[MEAN_OP_S] = seconds.mean() if len(seconds) else 1.0
     scales[REWARD_S] = problem.scale_s
-    update, update_bytes = largest_updates(graph)
-    joined, beside = largest_joins(graph)
+    is_compute, is_gradient = graph.is_compute.astype(np.int64), np.zeros(graph.n_ops, dtype=np.int64)
+    update, joined, beside = np.full((3, graph.n_ops), -1)
+    update_bytes, tail_s, moved_bytes = np.zeros((3, graph.n_ops))
+    least_s = problem.op_seconds.min(axis=1)
+    _follow_readers(problem.arrays, is_compute, least_s, update, update_bytes, is_gradient, tail_s)
+    _find_joins(problem.arrays, is_compute, joined, beside, moved_bytes)
     return MdpArrays(
         unit_of=graph.unit_of,
         unit_ptr=graph.units.ptr,
         unit_item=graph.units.items,
-        is_compute=graph.is_compute.astype(np.int64),
+        is_compute=is_compute,
         update=update,
         update_bytes=update_bytes,
+        is_gradient=is_gradient,
+        tail_s=tail_s,
         joined=joined,
         beside=beside,
         allowed=mask.table(problem),
@@ -123,83 +132,114 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
     )
 
 
-def largest_updates(graph: OpGraph) -> tuple[IntArray, FloatArray]:
-    """Finds the update, an op that no episode visits, that reads the largest tensor of each op.
+@kernel(entry=True)
+def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, tail_s):
+    """Finds the updates that outputs go to, and the least time from each op to the end of the step.
 
-    Returns:
-        Of each op, the index of that update (the first of equal ones), int (n_ops,), -1 if there is none, and
-        the bytes of the tensor, (n_ops,).
+    That is the update, an op that no episode visits, that reads the op's largest tensor, the first of equal
+    ones; or that of the only op that reads all that the op makes and adds to as large a gradient.
+
+    Args:
+        p: `ProblemArrays`. is_compute: as in `MdpArrays`.
+        least_s: the least time of each op on a device, (n_ops,).
+        update: filled with -1; written. update_bytes, is_gradient, tail_s: zeros; written; as in `MdpArrays`.
     """
-    update, read_bytes = np.full(graph.n_ops, -1), np.zeros(graph.n_ops)
-    for follower in np.flatnonzero(~graph.is_source & ~graph.is_compute).tolist():
-        tensors = graph.inputs.row(follower)
-        for op, size in zip(graph.tensor_producer[tensors], graph.tensor_bytes[tensors], strict=True):
-            if graph.is_compute[op] and size > read_bytes[op]:
-                update[op], read_bytes[op] = follower, size
-    return update, read_bytes
+    for op in range(len(p.is_source) - 1, -1, -1):
+        first, last = p.output_ptr[op], p.output_ptr[op + 1]
+        n_readers, reader = 0, op
+        for k in range(first, last):
+            tensor = p.output_item[k]
+            for at in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                reader, n_readers = p.consumer_item[at], n_readers + 1
+                tail_s[op] = max(tail_s[op], tail_s[reader] + least_s[reader])
+                is_larger = p.size[tensor] > update_bytes[op]
+                is_first = p.size[tensor] == update_bytes[op] and reader < update[op]
+                if is_compute[op] and not is_compute[reader] and (is_larger or is_first):
+                    update[op], update_bytes[op], is_gradient[op] = reader, p.size[tensor], 1
+        adds = is_compute[op] and last - first == 1 and n_readers == 1 and not is_gradient[op]
+        if adds and p.size[p.output_item[first]] == update_bytes[reader] > 0.0:
+            update[op], update_bytes[op] = update[reader], update_bytes[reader]
 
 
-def largest_joins(graph: OpGraph) -> tuple[IntArray, IntArray]:
+@kernel(entry=True)
+def _find_joins(p, is_compute, joined, beside, moved_bytes):
     """Finds the output of each op that is read beside a tensor of another op, and that tensor.
 
     It is the pair of which most bytes move if both are apart, when the smaller one does. Of what a reader
     reads besides, its largest tensor counts, the first of equal ones.
 
-    Returns:
-        Tensor of each op, int (n_ops,), -1 if there is none, and the tensor beside it, int (n_ops,).
-    """
-    joined, beside = np.full(graph.n_ops, -1), np.full(graph.n_ops, -1)
-    readers, inputs = np.flatnonzero(graph.is_compute), graph.inputs
-    made_by_compute = graph.is_compute[graph.tensor_producer]
-    tensors = readers, inputs.ptr, inputs.items, graph.tensor_producer, graph.tensor_bytes, made_by_compute
-    _find_joins(*tensors, joined, beside, np.zeros(graph.n_ops))
-    return joined, beside
-
-
-@kernel(entry=True)
-def _find_joins(readers, input_ptr, input_item, producer, size, is_counted, joined, beside, moved_bytes):
-    """Does what `largest_joins` does.
-
     Args:
-        readers: ops that episodes visit. input_ptr, input_item: as in `ProblemArrays`.
-        producer, size, is_counted: of tensors, the last whether episodes visit the producer; (n_tensors,).
+        p: `ProblemArrays`. is_compute: as in `MdpArrays`.
         joined, beside: filled with -1; written. moved_bytes: zeros; written; (n_ops,) each.
     """
-    for reader in readers:
-        first, last = input_ptr[reader], input_ptr[reader + 1]
-        for k in range(first, last):
-            tensor, other = input_item[k], -1
-            op = producer[tensor]
-            for other_k in range(first, last if is_counted[tensor] else first):
-                each = input_item[other_k]
-                if producer[each] != op and (other < 0 or size[each] > size[other]):
+    for reader in range(len(is_compute)):
+        first, last = p.input_ptr[reader], p.input_ptr[reader + 1]
+        for k in range(first, last if is_compute[reader] else first):
+            tensor, other = p.input_item[k], -1
+            op = p.producer[tensor]
+            for other_k in range(first, last if is_compute[op] else first):
+                each = p.input_item[other_k]
+                if p.producer[each] != op and (other < 0 or p.size[each] > p.size[other]):
                     other = each
-            if other >= 0 and min(size[tensor], size[other]) > moved_bytes[op]:
-                joined[op], beside[op], moved_bytes[op] = tensor, other, min(size[tensor], size[other])
+            if other >= 0 and min(p.size[tensor], p.size[other]) > moved_bytes[op]:
+                joined[op], beside[op] = tensor, other
+                moved_bytes[op] = min(p.size[tensor], p.size[other])
 
 
 @kernel
-def updated_s(m, p, device_of, op, device, finish):
-    """Returns when the update that reads an output of an op would end, were its link and device free.
+def updated_s(m, p, timeline, device_of, waiting_s, op, device, finish):
+    """Returns when the update that an op's output goes to would end, were its device free.
+
+    Where it is on another device, the output is sent behind all that its link carries or has to carry.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
+        m: `MdpArrays`. p: `ProblemArrays`. timeline: `Timeline`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        waiting_s: as in `Episode`.
         op, device: indices, int.
         finish: finish of the op on the device, seconds.
 
     Returns:
         Seconds; `finish` if there is no such update, or it is not placed yet.
     """
-    update = m.update[op]
-    if update < 0:
-        return finish
-    target = device if m.unit_of[update] == m.unit_of[op] else device_of[update]
+    target = update_device(m, device_of, op, device)
     if target < 0:
         return finish
     if target != device:
+        link = p.link[device, target]
+        if link >= 0:
+            finish = max(finish, timeline.free[link] + waiting_s[link])
+        finish = copy_start_s(p, timeline.free, device, target, finish)
         finish += transfer_seconds(p, m.update_bytes[op], device, target)
-    return finish + p.op_seconds[update, target]
+    return finish + p.op_seconds[m.update[op], target]
+
+
+@kernel
+def update_device(m, device_of, op, device):
+    """Returns the device of the update that the output of an op goes to, -1 if none is placed.
+
+    Args:
+        m: `MdpArrays`. device_of: device of each op, int64 (n_ops,). op, device: indices, int.
+    """
+    update = m.update[op]
+    if update < 0:
+        return -1
+    return device if m.unit_of[update] == m.unit_of[op] else device_of[update]
+
+
+@kernel
+def queue_gradient(m, p, device_of, waiting_s, op):
+    """Adds the copy of a gradient that its update reads elsewhere to what its link carries after all else.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,).
+        waiting_s: as in `Episode`; written.
+        op: index of a placed op, int.
+    """
+    source, target = device_of[op], update_device(m, device_of, op, device_of[op])
+    if m.is_gradient[op] and target >= 0 and p.link[source, target] >= 0:
+        waiting_s[p.link[source, target]] += transfer_seconds(p, m.update_bytes[op], source, target)
 
 
 def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
@@ -225,6 +265,7 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
         busy=np.zeros((n, max_devices)),
         load=np.zeros((n, max_devices)),
         state=np.zeros((n, 5), dtype=np.int64),
+        waiting_s=np.zeros((n, n_clocks(max_devices))),
         time_s=np.zeros((n, 1)),
         best_s=np.zeros((n, 1)),
         best_device_of=np.zeros((n, max_ops), dtype=np.int64),
@@ -245,6 +286,7 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
     episodes.timeline.sent[e] = episodes.timeline.arrival[e] = -1.0
     episodes.timeline.free[e] = 0.0
     episodes.busy[e] = episodes.load[e] = episodes.time_s[e] = episodes.returned[e] = 0.0
+    episodes.waiting_s[e] = 0.0
     episodes.best_s[e] = np.inf
     episodes.device_of[e] = episodes.simulated[e] = -1
     columns = [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS]
@@ -293,6 +335,7 @@ def episode_at(episodes, p, e):
         busy=episodes.busy[e, :n_devices],
         load=episodes.load[e, :n_devices],
         state=episodes.state[e],
+        waiting_s=episodes.waiting_s[e, : n_clocks(n_devices)],
         time_s=episodes.time_s[e],
         best_s=episodes.best_s[e],
         best_device_of=episodes.best_device_of[e, :n_ops],

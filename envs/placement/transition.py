@@ -17,6 +17,7 @@ from envs.placement.state import (
     POSITION,
     REWARD_S,
     episode_at,
+    queue_gradient,
     simulate_op,
 )
 from envs.simulator.arrays import copy, run_op
@@ -128,6 +129,7 @@ def construct(m, p, episode, device):
     assign(m, p, episode, visits[state[POSITION]], device)
     while state[POSITION] < len(visits) and episode.device_of[visits[state[POSITION]]] >= 0:
         visit(m, p, episode, visits[state[POSITION]])
+        queue_gradient(m, p, episode.device_of, episode.waiting_s, visits[state[POSITION]])
         state[POSITION] += 1
         state[N_WAITING] -= 1
     done = state[POSITION] == len(visits)

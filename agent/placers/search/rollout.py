@@ -20,18 +20,18 @@ from graphs.system.running_time import Clock
 STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
 MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
-FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
-"""Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""
+FINISH_WEIGHT, TEMPERATURE = 1.0, 0.1
+"""The weight of the mean finish beside the step time, and by what the sum of a drawn device is divided."""
 PARTICLES = 63
 """Episodes of `rollout-beam` and `policy-beam` beside the greedy one, where the budget allows."""
 
 
 @placer("rollout")
 def rollout(search: SearchState, rng: np.random.Generator) -> None:
-    """Places ops in program order, each where the step is shortest after a simple rule placed the next.
+    """Places ops in program order, each where a simple rule leads to the earliest step and finishes.
 
     Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, truncated as in
-    `envs.placement.observation.rollout_features`; ties go to the earlier mean finish.
+    `envs.placement.observation.rollout_features`; step time and mean finish are added up.
     """
     draw_rollouts(search, rng, 0)
 
@@ -41,7 +41,7 @@ def rollout_beam(search: SearchState, rng: np.random.Generator) -> None:
     """Keeps the best of many particles whose devices are drawn from the rollouts alone; one is greedy.
 
     It is `policy-beam` with the network left out: a device's logit is the step time after its rollout and
-    three times the mean finish, both over the least of all devices, divided by -0.1.
+    the mean finish, both over the least of all devices, divided by -0.1.
     """
     draw_rollouts(search, rng, PARTICLES)
 
@@ -143,48 +143,32 @@ def choose(features, mask, draw):
         features: float32 (max_devices, N_DEVICE_FEATURES).
         mask: int8 (max_devices,), 1 = offered; at least one is.
         draw: uniform number from 0 to 1 that picks a device by its probability, float; `TAKE_BEST` picks the
-            device with the shortest step, and of those the one with the earliest mean finish.
+            device of the least cost.
 
     Returns:
         Index of the device, int.
     """
     best, least = -1, np.inf
     for device in range(len(mask)):
-        if mask[device]:
-            row = features[device]
-            if draw != TAKE_BEST:
-                least = min(least, row[STEP_TIME] + FINISH_WEIGHT * row[MEAN_FINISH])
-            elif (
-                best < 0
-                or row[STEP_TIME] < features[best, STEP_TIME]
-                or (
-                    row[STEP_TIME] == features[best, STEP_TIME]
-                    and row[MEAN_FINISH] < features[best, MEAN_FINISH]
-                )
-            ):
-                best = device
+        if mask[device] and (best < 0 or cost(features[device]) < least):
+            best, least = device, cost(features[device])
     if draw == TAKE_BEST:
         return best
     total = 0.0
     for device in range(len(mask)):
         if mask[device]:
-            total += likelihood(features[device], least)
+            total += np.exp((least - cost(features[device])) / TEMPERATURE)
     left = draw * total
     for device in range(len(mask)):
         if mask[device]:
             best = device
-            left -= likelihood(features[device], least)
+            left -= np.exp((least - cost(features[device])) / TEMPERATURE)
             if left < 0.0:
                 break
     return best
 
 
 @kernel
-def likelihood(row, least):
-    """Computes how likely a device is drawn, over the likeliest.
-
-    Args:
-        row: features of the device, float32 (N_DEVICE_FEATURES,).
-        least: the least sum of step time and weighted mean finish of the offered devices, float.
-    """
-    return np.exp((least - row[STEP_TIME] - FINISH_WEIGHT * row[MEAN_FINISH]) / TEMPERATURE)
+def cost(row):
+    """Computes the step time after a device's rollout and the weighted mean finish, both over the least."""
+    return row[STEP_TIME] + FINISH_WEIGHT * row[MEAN_FINISH]

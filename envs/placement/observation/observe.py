@@ -93,7 +93,8 @@ def count_updates(m, p, episode, op, scratch):
         busiest_s = max(busiest_s, episode.busy[device])
     for device in range(len(p.memory)):
         busy_s = max(busiest_s, episode.busy[device] + unit_seconds(m, p, op, device))
-        end_s = updated_s(m, p, episode.device_of, op, device, scratch.finish_s[device])
+        finish_s, device_of = scratch.finish_s[device], episode.device_of
+        end_s = updated_s(m, p, episode.timeline, device_of, episode.waiting_s, op, device, finish_s)
         scratch.step_time_s[device] = max(scratch.step_time_s[device], busy_s, end_s)
 
 

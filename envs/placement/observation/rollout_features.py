@@ -1,9 +1,8 @@
 """Truncated-rollout features: how the episode would continue from each candidate device under a simple rule.
 
 From each candidate, the next units are decided one by one, each where the first of its ops that is visited is
-of use soonest (`estimate_use`), and the step time and the finishes are recorded after some numbers of
-decisions; then everything is rolled back. So a policy sees what a choice leads to beyond the op's own
-consumers: devices and links that other ops will need.
+of use soonest (`estimate_use`), and the least that the step can be and the finishes are recorded after some
+numbers of decisions; then everything is rolled back. So a policy sees what other ops will need.
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
@@ -16,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.placement.observation.features import HORIZONS
-from envs.placement.state import N_WAITING, POSITION, updated_s
+from envs.placement.state import N_WAITING, POSITION, queue_gradient, update_device, updated_s
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
 
 FURTHEST = HORIZONS[-1]
@@ -36,6 +35,8 @@ class RolloutScratch(NamedTuple):
     finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops visited up to there
     free: FloatArray  # (n_clocks,) of the timeline before
     load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
+    is_tried: BoolArray  # (n_devices,) devices that an op may go to by the rule
+    waiting_s: FloatArray  # (n_clocks,) as in `Episode`
     unit: IntArray  # (FURTHEST,) units that were placed
     start_before: FloatArray  # (n_ops,) start of the ops of the next visits, before
     finish_before: FloatArray  # (n_ops,) finish of the ops of the next visits, before
@@ -49,6 +50,8 @@ def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScra
         finish_s=np.zeros((len(HORIZONS), n_devices)),
         free=np.zeros(n_clocks(n_devices)),
         load=np.zeros(n_devices),
+        is_tried=np.zeros(n_devices, dtype=np.bool_),
+        waiting_s=np.zeros(n_clocks(n_devices)),
         unit=np.zeros(FURTHEST, dtype=np.int64),
         start_before=np.zeros(n_ops),
         finish_before=np.zeros(n_ops),
@@ -68,6 +71,7 @@ def simulate_rollouts(m, p, episode, ahead):
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
+        copy(episode.waiting_s, ahead.waiting_s)
         n_units, n_seen = simulate_ahead(m, p, episode, device, ahead)
         restore_episode(m, episode, ahead, n_units, n_seen)
 
@@ -110,7 +114,9 @@ def simulate_ahead(m, p, episode, first_device, ahead):
         if device_of[op] >= 0:
             ready = inputs_ready(p, device_of, timeline, timeline.free, op, device_of[op], True, ahead.log)
             finish = run_op(p, timeline, op, device_of[op], ready)
-            time_s = max(time_s, updated_s(m, p, device_of, op, device_of[op], finish))
+            end = updated_s(m, p, timeline, device_of, ahead.waiting_s, op, device_of[op], finish)
+            queue_gradient(m, p, device_of, ahead.waiting_s, op)
+            time_s = max(time_s, end, finish + m.tail_s[op])
             sum_s += finish
             n_run, n_waiting = n_run + 1, n_waiting - 1
         at += 1
@@ -141,42 +147,34 @@ def soonest_use(m, p, episode, op, ahead):
         Device index.
     """
     timeline, device_of = episode.timeline, episode.device_of
-    footprint = m.footprint_bytes[m.unit_of[op]]
-    soonest, soonest_s = -1, np.inf
-    for device in range(len(p.memory)):
-        start = start_s(p, timeline.free, op, device, 0.0)
-        finish = finish_s(p, timeline.free, op, device, start)
-        if finish < soonest_s and ahead.load[device] + footprint <= p.memory[device]:
-            soonest, soonest_s = device, finish
-    chosen, earliest, before = soonest, np.inf, -1
+    footprint, n_devices = m.footprint_bytes[m.unit_of[op]], len(p.memory)
+    soonest, least_s = -1, np.inf
+    for device in range(n_devices):
+        finish = finish_s(p, timeline.free, op, device, start_s(p, timeline.free, op, device, 0.0))
+        ahead.is_tried[device] = False
+        if finish < least_s and ahead.load[device] + footprint <= p.memory[device]:
+            soonest, least_s = device, finish
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
         source = device_of[p.producer[p.input_item[k]]]
-        if source < 0 or source in (before, soonest):
-            continue
-        if soonest < 0 or ahead.load[source] + footprint <= p.memory[source]:
-            finish = estimate_use(m, p, timeline, device_of, op, source)
-            if finish < earliest or (finish == earliest and source < chosen):
-                chosen, earliest = source, finish
-        before = source
-    target = -1
-    if m.update[op] >= 0:
-        target = device_of[m.update[op]]
-    elif m.beside[op] >= 0:
-        target = device_of[p.producer[m.beside[op]]]
-    if target >= 0 and soonest not in (-1, target) and ahead.load[target] + footprint <= p.memory[target]:
-        finish = estimate_use(m, p, timeline, device_of, op, target)
-        if finish < earliest or (finish == earliest and target < chosen):
-            chosen, earliest = target, finish
-    if soonest >= 0 and soonest_s <= earliest:
-        finish = estimate_use(m, p, timeline, device_of, op, soonest)
-        if finish < earliest or (finish == earliest and soonest < chosen):
-            chosen = soonest
-    return max(chosen, 0)
+        if source >= 0:
+            ahead.is_tried[source] = True
+    other = p.producer[m.beside[op]] if m.beside[op] >= 0 else op
+    follower = m.update[op] if m.update[op] >= 0 else other
+    for device in (device_of[follower], soonest):
+        if soonest >= 0 and device >= 0:
+            ahead.is_tried[device] = True
+    chosen, least_s = 0, np.inf
+    for device in range(n_devices):
+        if ahead.is_tried[device] and (soonest < 0 or ahead.load[device] + footprint <= p.memory[device]):
+            use = estimate_use(m, p, timeline, device_of, ahead.waiting_s, op, device)
+            if use < least_s:
+                chosen, least_s = device, use
+    return chosen
 
 
 @kernel
-def estimate_use(m, p, timeline, device_of, op, device):
-    """Estimates when what an op makes is of use: the update that reads it has ended, or else a mean of its
+def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
+    """Estimates when what an op makes is of use: the update that it goes to has ended, or else a mean of its
     finish and of when it is in one place with what is read beside it; plus a price of the copies.
 
     Each copy that it needs is issued alone from now on.
@@ -185,6 +183,7 @@ def estimate_use(m, p, timeline, device_of, op, device):
         m: `MdpArrays`. p: `ProblemArrays`.
         timeline: `Timeline` in which all placed producers have finished.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        waiting_s: as in `Episode`.
         op, device: indices, int.
 
     Returns:
@@ -209,7 +208,11 @@ def estimate_use(m, p, timeline, device_of, op, device):
         ready = max(ready, there)
     finish = finish_s(p, timeline.free, op, device, start_s(p, timeline.free, op, device, ready))
     if m.update[op] >= 0:
-        return updated_s(m, p, device_of, op, device, finish) + LINK_PRICE * copies_s
+        target = update_device(m, device_of, op, device)
+        if target >= 0:
+            copies_s += transfer_seconds(p, m.update_bytes[op], device, target)
+        end = updated_s(m, p, timeline, device_of, waiting_s, op, device, finish)
+        return end + LINK_PRICE * copies_s
     join, beside = finish, m.beside[op]
     where = device_of[p.producer[beside]] if beside >= 0 else -1
     if where >= 0:

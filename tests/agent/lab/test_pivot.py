@@ -88,6 +88,6 @@ def test_rows_are_read_as_what_they_look_like(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_table_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rows(tmp_path / EXPERIMENTS["ablation"].rows[0], ROWS)
-    assert main(["ablation", "--only", "tables", "--out", str(tmp_path)]) == 2
-    assert "the rows have no column 'variant'" in capsys.readouterr().err
+    write_rows(tmp_path / EXPERIMENTS["budgets"].rows, ROWS)
+    assert main(["budgets", "--only", "tables", "--out", str(tmp_path)]) == 2
+    assert "the rows have no column 'seconds'" in capsys.readouterr().err

@@ -93,6 +93,4 @@ def test_a_frozen_page_names_the_commit_at_which_its_tables_are_printed(path: Pa
 def test_every_file_of_rows_belongs_to_a_page() -> None:
     named = {(path.parent / target).resolve() for path in FILES for target in links(path)}
     files = {path for path in RESULTS.iterdir() if path.suffix != ".md"}
-    assert (
-        {RESULTS / name for experiment in EXPERIMENTS.values() for name in experiment.rows} <= files <= named
-    )
+    assert {RESULTS / experiment.rows for experiment in EXPERIMENTS.values()} <= files <= named

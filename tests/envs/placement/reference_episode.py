@@ -12,7 +12,14 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
-from tests.envs.placement.reference_timeline import simulate_part, transfer_s
+from tests.envs.placement.reference_timeline import (
+    Link,
+    Timeline,
+    copy_start_s,
+    link_of,
+    simulate_part,
+    transfer_s,
+)
 from tests.envs.simulator.reference_simulator import simulate_plainly
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
@@ -36,6 +43,7 @@ class ReferenceEpisode:
         position: visits that are done.
         device_of: device of each op, (n_ops,); -1 = not placed.
         simulated: the part of `device_of` that `timeline` simulates; -1 = absent.
+        waiting_s: seconds of the copies of gradients that links carry when the updates run, after all else.
         last_device: where the last decision went, -1 before the first.
         footprint: bytes that each placement unit keeps for long, (n_units,).
         op_s: seconds of each op on each device, (n_ops, n_devices).
@@ -54,6 +62,7 @@ class ReferenceEpisode:
         self.devices = range(problem.cluster.n_devices)
         self.visits, self.position, self.last_device = visits, 0, -1
         self.device_of, self.simulated = list(device_of), list(device_of)
+        self.waiting_s: dict[Link, float] = {}
         self.done = self.infeasible = False
         self.footprint = footprints(self.graph)
         self.op_s: list[list[float]] = problem.op_seconds.tolist()
@@ -107,7 +116,7 @@ class ReferenceEpisode:
         """Seconds that the ops of an op's unit take on each device, updates of its parameters included."""
         return [sum(self.op_s[member][device] for member in self.unit(op)) for device in self.devices]
 
-    def update(self, op: int) -> tuple[int, float] | None:
+    def gradient(self, op: int) -> tuple[int, float] | None:
         """The update of a parameter that reads the largest tensor that an op makes, and its bytes."""
         reads = [
             (-float(self.graph.tensor_bytes[tensor]), int(reader))
@@ -115,7 +124,31 @@ class ReferenceEpisode:
             for reader in self.graph.consumers.row(tensor)
             if not self.graph.is_compute[reader] and self.graph.tensor_bytes[tensor] > 0
         ]
-        return (min(reads)[1], -min(reads)[0]) if reads else None
+        return (min(reads)[1], -min(reads)[0]) if reads and self.graph.is_compute[op] else None
+
+    def update(self, op: int) -> tuple[int, float] | None:
+        """The update that reads what an op makes, or a sum of as many bytes that it alone is added to."""
+        if (own := self.gradient(op)) or not self.graph.is_compute[op]:
+            return own
+        outputs = [int(tensor) for tensor in self.graph.outputs.row(op)]
+        readers = [int(reader) for tensor in outputs for reader in self.graph.consumers.row(tensor)]
+        if len(outputs) != 1 or len(readers) != 1:
+            return None
+        goal = self.update(readers[0])
+        return goal if goal and goal[1] == self.graph.tensor_bytes[outputs[0]] else None
+
+    def tail_s(self, op: int) -> float:
+        """The longest path of ops from an op to the end of the step, each at its least time."""
+        readers = {int(r) for t in self.graph.outputs.row(op) for r in self.graph.consumers.row(t)}
+        return max([self.tail_s(reader) + min(self.op_s[reader]) for reader in readers], default=0.0)
+
+    def queue(self, op: int, device_of: list[int], waiting_s: dict[Link, float]) -> None:
+        """Add the copy of an op's gradient to its update, if placed, to what its link has to carry."""
+        if gradient := self.gradient(op):
+            source, target = device_of[op], device_of[gradient[0]]
+            if target >= 0 and (link := link_of(self.cluster, source, target)) is not None:
+                copy_s = transfer_s(self.cluster, gradient[1], source, target)
+                waiting_s[link] = waiting_s.get(link, 0.0) + copy_s
 
     def join(self, op: int) -> tuple[int, int] | None:
         """Output of an op and the tensor beside it in a reader, of which most bytes move if they are apart.
@@ -134,16 +167,30 @@ class ReferenceEpisode:
         pairs = [pair for pair in pairs if pair[0] > 0]
         return max(pairs, key=lambda pair: pair[0])[1:] if pairs else None
 
-    def updated_s(self, op: int, device: int, finish_s: float, device_of: list[int]) -> float:
-        """When the update that reads an op's output would end, if link and device were free.
+    def updated_s(
+        self,
+        op: int,
+        device: int,
+        finish_s: float,
+        device_of: list[int],
+        at: Timeline,
+        waiting_s: dict[Link, float],
+    ) -> float:
+        """When the update that an op's output goes to would end, if its device were free.
 
         No visit is for an update. It is where the parameter is; where that is not placed, nothing is added.
+        The output is sent when its link has carried all that was sent and all gradients that wait for it.
         """
         update, size_bytes = self.update(op) or (op, 0.0)
         target = device if update in self.unit(op) else device_of[update]
         if update == op or target < 0:
             return finish_s
-        return finish_s + transfer_s(self.cluster, size_bytes, device, target) + self.op_s[update][target]
+        if target != device:
+            if (link := link_of(self.cluster, device, target)) is not None:
+                finish_s = max(finish_s, at.link_free_s.get(link, 0.0) + waiting_s.get(link, 0.0))
+            finish_s = copy_start_s(self.cluster, at, finish_s, device, target)
+            finish_s += transfer_s(self.cluster, size_bytes, device, target)
+        return finish_s + self.op_s[update][target]
 
     def is_feasible(self, device: int) -> bool:
         """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""
@@ -215,6 +262,7 @@ class Construct(ReferenceEpisode):
         """Visit on to the next op without a device; after the last one, everything is simulated."""
         while self.position < len(self.visits) and self.device_of[self.op] >= 0:
             self.simulated = self.with_op_on(self.device_of[self.op])
+            self.queue(self.op, self.device_of, self.waiting_s)
             self.position += 1
         if self.position == len(self.visits):
             self.simulated = list(self.device_of)

@@ -103,16 +103,14 @@ def simulate_with_op_on(episode: ReferenceEpisode, device: int) -> Candidate:
 def simulated_features(episode: ReferenceEpisode, candidates: list[Candidate]) -> dict[str, Column]:
     """What the op at hand does to the simulated step, and when it runs there.
 
-    A step with it does not end before the update that reads its output, nor is it shorter than a device is
+    A step with it does not end before the update that its output goes to, nor is it shorter than a device is
     busy with the units placed on it: updates of parameters are simulated at the end of an episode only.
     """
     total_s = [candidate.total_s for candidate in candidates]
     if not isinstance(episode, Improve):
         busy_s, unit_s = [episode.busy_s(device) for device in episode.devices], episode.unit_s(episode.op)
-        ends_s = [
-            episode.updated_s(episode.op, at, candidates[at].finish_s, episode.device_of)
-            for at in episode.devices
-        ]
+        now = episode.device_of, episode.timeline, episode.waiting_s
+        ends_s = [episode.updated_s(episode.op, at, candidates[at].finish_s, *now) for at in episode.devices]
         total_s = [max(total_s[at], *busy_s, busy_s[at] + unit_s[at], ends_s[at]) for at in episode.devices]
     start_s = [candidate.start_s for candidate in candidates]
     finish_s = [candidate.finish_s for candidate in candidates]

@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass
 
 from tests.envs.placement.reference_episode import ReferenceEpisode
-from tests.envs.placement.reference_timeline import Link, link_of, sends_once, transfer_s
+from tests.envs.placement.reference_timeline import copy_start_s, link_of, sends_once, transfer_s
 
 HORIZONS = (8, 32)
 """Decisions after which the step is looked at, that of the op at hand included.
@@ -42,6 +42,7 @@ class Rollout:
         self.device_of = list(episode.device_of)
         self.load_bytes = [episode.load_bytes(device) for device in episode.devices]
         self.after_decision: list[Reached] = []
+        self.waiting_s = dict(episode.waiting_s)
         time_s, finishes = episode.time_s, []
         for op in episode.visits[episode.position :]:
             if self.device_of[op] < 0:
@@ -50,8 +51,9 @@ class Rollout:
                 self.after_decision.append(Reached(time_s, 0.0))
                 self.place(op, first_device if op == episode.op else self.best_device(op))
             finishes.append(self.run(op))
-            where, of = self.device_of[op], self.device_of
-            time_s = max(time_s, episode.updated_s(op, where, finishes[-1], of))
+            end_s = self.updated_s(op, self.device_of[op], finishes[-1])
+            episode.queue(op, self.device_of, self.waiting_s)
+            time_s = max(time_s, end_s, finishes[-1] + episode.tail_s(op))
             self.after_decision[-1] = Reached(time_s, sum(finishes) / len(finishes))
 
     def after(self, horizon: int) -> Reached:
@@ -96,7 +98,7 @@ class Rollout:
         targets = others if sends_once(self.cluster) else [device]
         rate = min(float(self.cluster.bytes_per_s[source, target]) for target in targets)
         n_half = max(float(self.cluster.n_half_matrix[source, target]) for target in targets)
-        begin_s = self.copy_start_s(tensor, source, device)
+        begin_s = copy_start_s(self.cluster, timeline, self.made_s(tensor), source, device)
         timeline.host_free_s += self.next_issue_s
         end_s = begin_s + (float(self.graph.tensor_bytes[tensor]) + n_half) / rate
         for end in (source, device):
@@ -115,10 +117,10 @@ class Rollout:
         """The rule: of few devices, the one where what the op makes is of use first; the first of these if
         they tie.
 
-        The few are the devices of the op's placed inputs, that of the update that reads its output or else of
-        what is read beside it, and the device where the op would finish first without inputs. Only devices
-        with memory for the unit count. If none has it, memory is ignored and the few are the devices of the
-        inputs alone; without placed inputs it is the first device of all.
+        The few are the devices of the op's placed inputs, that of the update that its output goes to or
+        else of what is read beside it, and the device where the op would finish first without inputs. Only
+        devices with memory for the unit count. If none has it, memory is ignored and the few are the
+        devices of the inputs alone; without placed inputs it is the first device of all.
         """
         devices, needed = self.episode.devices, self.episode.bytes_of(op)
         memory = [device.memory_bytes for device in self.cluster.devices]
@@ -134,13 +136,16 @@ class Rollout:
     def use_s(self, op: int, device: int) -> float:
         """When what an op makes on a device is of use, plus a quarter of the seconds of all copies for it.
 
-        That is when the update that reads it ends. If there is none, it is a quarter of the finish and three
-        quarters of the time at which it and what is read beside it are in one place: the smaller one moves.
+        That is when the update that it goes to ends. If there is none, it is a quarter of the finish and
+        three quarters of the time at which it and what is read beside it are in one place: the smaller one
+        moves.
         """
         finish_s, copies_s = self.finish_s(op, device), self.copies_s(op, device)
         join = self.episode.join(op)
-        if self.episode.update(op):
-            return self.episode.updated_s(op, device, finish_s, self.device_of) + copies_s / 4
+        if update := self.episode.update(op):
+            target = device if update[0] in self.episode.unit(op) else self.device_of[update[0]]
+            copies_s += transfer_s(self.cluster, update[1], device, target) if target >= 0 else 0.0
+            return self.updated_s(op, device, finish_s) + copies_s / 4
         if join is None or (where := self.device_of[self.producer(join[1])]) < 0:
             return finish_s + copies_s / 4
         own_s, other_s = finish_s, self.made_s(join[1])
@@ -154,6 +159,11 @@ class Rollout:
                 other_s += moved_s
             copies_s += moved_s
         return finish_s / 4 + 3 / 4 * max(own_s, other_s) + copies_s / 4
+
+    def updated_s(self, op: int, device: int, finish_s: float) -> float:
+        """When the update that an op's output goes to would end, as far as the rollout knows."""
+        now = self.device_of, self.timeline, self.waiting_s
+        return self.episode.updated_s(op, device, finish_s, *now)
 
     def copies_s(self, op: int, device: int) -> float:
         """Seconds of the copies of inputs that are not on a device and were not sent there."""
@@ -179,7 +189,7 @@ class Rollout:
             if (tensor, device) in self.timeline.arrival_s:
                 there_s = self.timeline.arrival_s[tensor, device]
             elif source != device:
-                begin_s = self.copy_start_s(tensor, source, device)
+                begin_s = copy_start_s(self.cluster, self.timeline, there_s, source, device)
                 size = float(self.graph.tensor_bytes[tensor])
                 there_s = begin_s + transfer_s(self.cluster, size, source, device)
             ready_s = max(ready_s, there_s)
@@ -206,14 +216,6 @@ class Rollout:
         """Seconds that the host thread needs for each further op or copy; none if all are issued at once."""
         return self.cluster.issue_s if self.cluster.issue_per == "op" else 0.0
 
-    def copy_start_s(self, tensor: int, source: int, device: int) -> float:
-        """Start of a copy that is issued next; an eager one waits for both devices."""
-        issued_s = self.timeline.host_free_s + self.cluster.issue_s
-        start_s = max(self.made_s(tensor), issued_s, self.free_s(link_of(self.cluster, source, device)))
-        if self.cluster.copies == "eager":
-            start_s = max(start_s, self.timeline.device_free_s[source], self.timeline.device_free_s[device])
-        return start_s
-
     def placed_inputs(self, op: int) -> list[tuple[int, int]]:
         """Tensors that an op reads from placed ops, and the devices of those."""
         inputs = [int(tensor) for tensor in self.graph.inputs.row(op)]
@@ -223,7 +225,3 @@ class Rollout:
     def made_s(self, tensor: int) -> float:
         """Finish of a tensor's producer, 0 where it is placed but did not run yet."""
         return self.timeline.finish_s.get(int(self.graph.tensor_producer[tensor]), 0.0)
-
-    def free_s(self, link: Link) -> float:
-        """When a link is free, 0 where it carried nothing."""
-        return self.timeline.link_free_s.get(link, 0.0)

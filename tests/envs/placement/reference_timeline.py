@@ -61,6 +61,15 @@ def transfer_s(cluster: Cluster, size_bytes: float, source: int, target: int) ->
     return (size_bytes + float(cluster.n_half_matrix[source, target])) / bytes_s + latency_s
 
 
+def copy_start_s(cluster: Cluster, timeline: Timeline, ready_s: float, source: int, target: int) -> float:
+    """Start of a copy that is issued next; an eager one waits for both devices."""
+    link_free_s = timeline.link_free_s.get(link_of(cluster, source, target), 0.0)
+    start_s = max(ready_s, timeline.host_free_s + cluster.issue_s, link_free_s)
+    if cluster.copies == "eager":
+        start_s = max(start_s, timeline.device_free_s[source], timeline.device_free_s[target])
+    return start_s
+
+
 def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
     """Simulate the ops that have a device.
 

@@ -7,9 +7,10 @@ import pytest
 
 from envs.cluster.cluster import Cluster, Device
 from envs.placement.env import PlacementEnv
+from envs.placement.masks import Mask
 from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
 from envs.placement.observation.rollout_features import HORIZONS
-from envs.placement.state import largest_joins
+from envs.placement.state import mdp_arrays
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.system.array_types import FloatArray
@@ -21,10 +22,14 @@ NAMES = [feature.name for feature in DEVICE_FEATURES]
 def test_what_is_read_beside_an_output_is_the_largest_pair_the_first_if_they_tie() -> None:
     ops = [{"name": name, "seconds": {"gpu": 1.0}} for name in ("sum", "gradient", "other", "add", "again")]
     sizes = [(0, 8.0, [3]), (1, 4.0, [3, 4]), (2, 4.0, [4]), (3, 8.0, [4])]
-    joined, beside = largest_joins(build_graph("joins", "", ops, sizes))
+    problem = Problem(
+        build_graph("joins", "", ops, sizes),
+        Cluster("one", (Device("0", "gpu", 1e9, 1.0, 1.0, 0.0),), np.ones((1, 1)), np.zeros((1, 1))),
+    )
+    arrays = mdp_arrays(problem, Mask())
     # In `add` 4 bytes of the gradient move to the sum, in `again` as many to the sum of before.
-    assert joined.tolist() == [0, 1, 2, 3, -1]
-    assert beside.tolist() == [1, 0, 3, 1, -1]
+    assert arrays.joined.tolist() == [0, 1, 2, 3, -1]
+    assert arrays.beside.tolist() == [1, 0, 3, 1, -1]
 
 
 def test_features_of_a_hand_made_instance() -> None:

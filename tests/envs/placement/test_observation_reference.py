@@ -31,6 +31,7 @@ def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool, toget
     """A training step in small: an input, parameters, a forward, a backward, and an update per parameter.
 
     A parameter is colocated with its update, and with a probability (`together`) with its first reader too.
+    Half of the gradients are sums of two or three of as many bytes.
     """
     ops: list[dict[str, object]] = []
     tensors: list[tuple[int, float, list[int]]] = []
@@ -38,7 +39,9 @@ def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool, toget
     def amount() -> float:
         return float(rng.integers(0, 4)) if ties else float(rng.exponential())
 
-    def add(kind: str, phase: str, reads: list[int], group: int | None = None) -> int:
+    def add(
+        kind: str, phase: str, reads: list[int], group: int | None = None, size: float | None = None
+    ) -> int:
         """Append an op that reads tensors, and the tensor that it makes; returns the index of both."""
         seconds = 0.0 if kind != "aten.mm" else amount()
         at = len(ops)
@@ -54,7 +57,7 @@ def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool, toget
         )
         for tensor in set(reads):
             tensors[tensor][2].append(at)
-        tensors.append((at, amount(), []))
+        tensors.append((at, amount() if size is None else size, []))
         return at
 
     forward, weights = [add("input", "forward", [])], []
@@ -66,7 +69,11 @@ def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool, toget
     gradient, gradients = forward[-1], []
     for layer in reversed(range(n_layers)):
         gradient = add("aten.mm", "backward", [gradient, forward[layer], weights[layer]])
-        gradients.append(add("aten.mm", "backward", [gradient, forward[layer + 1]]))
+        size = amount()
+        gradients.append(add("aten.mm", "backward", [gradient, forward[layer + 1]], size=size))
+        for _ in range(int(rng.choice([0, 0, 1, 2]))):
+            term = add("aten.mm", "backward", [gradient], size=size)
+            gradients[-1] = add("aten.mm", "backward", [gradients[-1], term], size=size)
     for layer, read in zip(reversed(range(n_layers)), gradients, strict=True):
         add("aten.mm", "optimizer", [read, weights[layer]], layer)
     return build_graph("training", "", ops, tensors)

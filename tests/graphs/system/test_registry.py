@@ -168,7 +168,7 @@ def test_a_placer_of_a_package_is_evaluated_by_its_name(tmp_path: Path) -> None:
 
 
 def test_experiments_take_a_plugin(tmp_path: Path) -> None:
-    words = ["-m", "agent.lab", "ablation", "--only", "tables"]
+    words = ["-m", "agent.lab", "budgets", "--only", "tables"]
     (tmp_path / "mine.py").write_text("print('imported')")
     done = run(tmp_path, *words, "--plugin", "mine.py")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "imported"), done.stderr

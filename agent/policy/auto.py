@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,15 @@ from agent.policy.placers import learned, policy_greedy
 if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
 
-ROLLOUT_COST, WALK_COST = 8.0, 2.5
+ROLLOUT_COST, WALK_COST = 8.0, 1.9
 """About how many times as long as a list schedule `rollout` takes, and as `rollout` a walk of the policy."""
-PROBED_UNITS, PROBE_COST = 2_000, 1.15
-"""Placement units from which on that is too rough, and the first decisions of a rollout are timed; how many
-times as long as these say it takes."""
-FIRST_SHARE, SHARE = 1.0, 0.4
-"""Share of the seconds that are left in which the first of the two must end, and each other start. Where a
-walk takes most of a budget, annealing gains less in it than the walk, unless it could move every unit once.
-`SHARE` was tuned on graphs that no test uses, all else here on graphs of the page `budgets`."""
+PROBED_UNITS = 2_000
+"""Placement units from which on that is too rough, and the first decisions of a rollout are timed."""
+SHARE = 0.4
+"""Share of the seconds left in which each start must end, but for the first walk, which may take all, unless
+annealing could move every unit once in them. Tuned on graphs that no test uses."""
+HASTY_SHARE = 0.85
+"""Share of them in which a walk that comes before most list schedules must be predicted to end."""
 SLOW_LINKS = 3.2
 """Seconds of all transfers over those of all ops from which on links count as slow."""
 
@@ -35,37 +36,35 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     """Anneals from the best few starts, each of which it tries only if it is predicted to end in time.
 
     Starts are the fastest single device, list schedules, the rule of `rollout` and a walk of the policy. The
-    walk comes before `rollout` where seconds count and memory is ample. Where there is time, all other
-    heuristics and drawn rollouts follow. Where links are slow or no single device has the memory, a
-    budget of seconds begins with `contiguous`: few tensors cross its cuts, and list schedules that overflow
-    repeat up to 16 times. Where no single device has the memory, `m-etf` comes before `heft`, as it heeds it.
+    walk comes before `rollout` where seconds count and memory is ample, and before list schedules where it
+    takes most of the seconds. Where there is time, all other heuristics and drawn rollouts follow. Where
+    links are slow or no single device has the memory, a budget of seconds begins with `contiguous`: few
+    tensors cross its cuts, and list schedules that overflow repeat up to 16 times. Where no single device has
+    the memory, `m-etf` comes before `heft`, as it heeds it.
     """
     first, *schedules = STARTS
     first(search, rng)
-    if not search.is_feasible:
-        schedules.reverse()
+    n_units, rollout_s = len(search.problem.graph.units), np.inf
     is_timed = search.budget.seconds is not None and search.has_time(PLANNING)
-    if is_timed and (_has_slow_links(search) or not search.is_feasible):
-        _timed_s(search, contiguous, rng, SHARE)
-    schedules_s: list[float] = []
-    for start in schedules:
-        if search.has_time(PLANNING) and _has_time(search, max(schedules_s, default=0.0), SHARE):
-            schedules_s.append(_timed_s(search, start, rng, SHARE))
-    rollout_s = ROLLOUT_COST * min(schedules_s, default=np.inf)
-    if len(search.problem.graph.units) > PROBED_UNITS and _has_time(search, rollout_s, FIRST_SHARE):
-        rollout_s = PROBE_COST * expected_rollout_s(search.problem, search.budget.clock)
-    walks = [
-        (1.0, partial(draw_rollouts, n_drawn=0)),
-        (WALK_COST, partial(policy_greedy, policy=policy, order=order)),
-    ]
-    one_move_each_s = len(search.problem.graph.units) * search.least_simulation_s
-    most = FIRST_SHARE
-    for cost, walk in reversed(walks) if search.is_feasible and search.budget.seconds is not None else walks:
+    if n_units > PROBED_UNITS and is_timed:
+        rollout_s = expected_rollout_s(search.problem, search.budget.clock)
+    is_hasty = search.is_feasible and not _has_time(search, WALK_COST * rollout_s, SHARE)
+    if is_hasty and _has_time(search, WALK_COST * rollout_s, HASTY_SHARE):
+        _timed_s(search, schedules.pop(0), rng, SHARE)
+    else:
+        is_hasty, schedule_s = False, _schedule(search, rng, schedules)
+        rollout_s = rollout_s if rollout_s < np.inf else ROLLOUT_COST * schedule_s
+    decode = partial(policy_greedy, policy=policy, order=order)
+    walks: list[tuple[float, Strategy]] = [(1.0, partial(draw_rollouts, n_drawn=0)), (WALK_COST, decode)]
+    one_move_each_s, most = n_units * search.least_simulation_s, 1.0
+    for cost, walk in reversed(walks) if search.is_feasible and is_timed else walks:
         share = most if cost * rollout_s < one_move_each_s else SHARE
         if _has_time(search, cost * rollout_s, share):
-            before, most = search.evaluations, SHARE
-            walk_s = _timed_s(search, walk, rng, share)
-            rollout_s = max(walk_s / cost, rollout_s if search.evaluations == before else 0.0)
+            before, walk_s = search.evaluations, _timed_s(search, walk, rng, share)
+            if search.evaluations > before:
+                rollout_s, most = walk_s / cost, SHARE
+    if is_hasty and most == 1.0:
+        _schedule(search, rng, schedules)
     if _has_time(search, BATCH_COST * rollout_s, MAX_DRAWING_SHARE):
         score_starts(search, rng)
         if search.left:
@@ -73,11 +72,18 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     anneal_from_leaders(search, rng)
 
 
-def _has_slow_links(search: SearchState) -> bool:
-    """Says whether seconds count and links are slow."""
-    problem = search.problem
+def _schedule(search: SearchState, rng: np.random.Generator, schedules: Sequence[Strategy]) -> float:
+    """Tries `contiguous` and list schedules; returns the seconds of the quickest schedule, inf if none."""
+    schedules = schedules if search.is_feasible else schedules[::-1]
+    problem, schedules_s = search.problem, list[float]()
     transfers_s, ops_s = problem.mean_transfer_s.sum(), problem.op_seconds.mean(axis=1).sum()
-    return search.budget.seconds is not None and bool(transfers_s > SLOW_LINKS * ops_s)
+    needs_cuts = not search.is_feasible or transfers_s > SLOW_LINKS * ops_s
+    if needs_cuts and search.budget.seconds is not None and search.has_time(PLANNING):
+        _timed_s(search, contiguous, rng, SHARE)
+    for start in schedules:
+        if search.has_time(PLANNING) and _has_time(search, max(schedules_s, default=0.0), SHARE):
+            schedules_s.append(_timed_s(search, start, rng, SHARE))
+    return min(schedules_s, default=np.inf)
 
 
 def _timed_s(search: SearchState, strategy: Strategy, rng: np.random.Generator, share: float) -> float:
@@ -87,6 +93,6 @@ def _timed_s(search: SearchState, strategy: Strategy, rng: np.random.Generator, 
     return search.elapsed_s - before_s
 
 
-def _has_time(search: SearchState, seconds: float, share: float) -> bool:
+def _has_time(search: SearchState, seconds: float, share: float = 1.0) -> bool:
     """Says whether so many seconds are within a share of those that are left."""
     return search.left > 0 and (search.budget.seconds is None or seconds < share * search.seconds_left)

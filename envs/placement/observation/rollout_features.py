@@ -31,7 +31,7 @@ the finish; and of the seconds of copies. Chosen on 45 draws of the families tha
 class RolloutScratch(NamedTuple):
     """The results of the rollouts of all candidates, and the changes that one rollout must take back."""
 
-    time_s: FloatArray  # (n_horizons, n_devices) step time at each horizon
+    time_s: FloatArray  # (n_horizons, n_devices) the least that the step can be
     finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops visited up to there
     free: FloatArray  # (n_clocks,) of the timeline before
     load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
@@ -134,9 +134,7 @@ def simulate_ahead(m, p, episode, first_device, ahead):
 @kernel(inline=True)
 def soonest_use(m, p, episode, op, ahead):
     """Finds where what an op makes is of use soonest, among the devices of its inputs, that of its update or
-    of what is read beside its output, and the one free soonest.
-
-    Where no device has enough free memory, memory is ignored.
+    of what is read beside its output, and the one free soonest; without memory if no device has enough.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
@@ -175,9 +173,7 @@ def soonest_use(m, p, episode, op, ahead):
 @kernel
 def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
     """Estimates when what an op makes is of use: the update that it goes to has ended, or else a mean of its
-    finish and of when it is in one place with what is read beside it; plus a price of the copies.
-
-    Each copy that it needs is issued alone from now on.
+    finish and of when it is in one place with what is read beside it; plus a price of the copies, each alone.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.

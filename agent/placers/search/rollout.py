@@ -20,8 +20,8 @@ from graphs.system.running_time import Clock
 STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
 MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
-FINISH_WEIGHT, TEMPERATURE = 1.0, 0.1
-"""The weight of the mean finish beside the step time, and by what the sum of a drawn device is divided."""
+TEMPERATURE = 0.1
+"""By what the cost of a device is divided where devices are drawn."""
 PARTICLES = 63
 """Episodes of `rollout-beam` and `policy-beam` beside the greedy one, where the budget allows."""
 
@@ -142,8 +142,7 @@ def choose(features, mask, draw):
     Args:
         features: float32 (max_devices, N_DEVICE_FEATURES).
         mask: int8 (max_devices,), 1 = offered; at least one is.
-        draw: uniform number from 0 to 1 that picks a device by its probability, float; `TAKE_BEST` picks the
-            device of the least cost.
+        draw: uniform number from 0 to 1 that picks a device, float; `TAKE_BEST` picks that of the least cost.
 
     Returns:
         Index of the device, int.
@@ -170,5 +169,5 @@ def choose(features, mask, draw):
 
 @kernel
 def cost(row):
-    """Computes the step time after a device's rollout and the weighted mean finish, both over the least."""
-    return row[STEP_TIME] + FINISH_WEIGHT * row[MEAN_FINISH]
+    """Computes the step time after a device's rollout plus the mean finish, both over the least."""
+    return np.float64(row[STEP_TIME]) + row[MEAN_FINISH]

@@ -167,7 +167,7 @@ def train_in(context: LocalContext) -> int:
     config, result = context.config, None
     inputs = read_inputs(config, context.graphs, context.runnable)
     if inputs.left_out:
-        print(f"left out because no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
+        print(f"left out because no placement is feasible: {'; '.join(inputs.left_out)}", file=sys.stderr)
     try:
         with context:
             result = train(config, context, inputs)

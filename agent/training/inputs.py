@@ -30,7 +30,7 @@ class Inputs:
     Attributes:
         policy: to start from, if the configuration names one.
         seen: name, family and hash of each graph that this policy was trained on or chosen by.
-        left_out: pairs without a feasible placement, as `graph on cluster`.
+        left_out: graphs without a feasible placement, a text for each cluster.
         step_timer: measures placements, if measured step times are learned from.
     """
 

@@ -105,7 +105,7 @@ def _problem(graph: OpGraph, cluster: str, rng: np.random.Generator) -> Problem:
 
 
 def left_out(graphs: Split, config: TrainConfig) -> list[str]:
-    """Lists the pairs that `problems_of` leaves out, as `graph on cluster`.
+    """Names graphs that `problems_of` leaves out, two for each cluster, as `2xk80: a, b and 3 more`.
 
     Raises:
         InfeasibleError: all that could be trained on.
@@ -120,5 +120,12 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
             raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
     if not problems_of(train, clusters):
         _all_problems(train[:1], clusters[:1])[0].check_feasible()
-    problems = _all_problems(everything, clusters)
-    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.is_feasible]
+    names: dict[str, list[str]] = {}
+    for problem in _all_problems(everything, clusters):
+        if not problem.is_feasible:
+            names.setdefault(problem.cluster.name, []).append(problem.graph.name)
+    return [f"{cluster}: {', '.join(found[:2])}{_more(len(found) - 2)}" for cluster, found in names.items()]
+
+
+def _more(n: int) -> str:
+    return f" and {n} more" if n > 0 else ""

@@ -73,8 +73,12 @@ def test_random_clusters_are_mixed_with_named_ones_and_keep_all_devices() -> Non
 
 def test_inputs_with_random_clusters_are_read_and_what_fits_on_none_is_named() -> None:
     ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e13}, {"name": "b"}]
-    huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
-    config = replace(SMALL, cluster=("random",))
-    found = read_inputs(config, Split((chains(2, 2, "a"),), (), (huge,))).left_out
-    assert len(found) == 1
-    assert found[0].startswith("huge on random-")
+    huge = [build_graph(f"huge-{i}", "huge", ops, [(0, 1, [1])]) for i in range(4)]
+    config = replace(SMALL, cluster=("random", "2xk80"))
+    on_random, on_named = read_inputs(config, Split((chains(2, 2, "a"),), (), (huge[0],))).left_out
+    assert on_random.startswith("random-")
+    assert on_random.endswith(": huge-0")
+    assert on_named == "2xk80: huge-0"
+    config = replace(SMALL, cluster=("2xk80",))
+    left_out = read_inputs(config, Split((chains(2, 2, "a"),), tuple(huge[:1]), tuple(huge[1:]))).left_out
+    assert left_out == ("2xk80: huge-0, huge-1 and 2 more",)

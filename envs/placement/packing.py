@@ -120,5 +120,6 @@ def mdp_arrays_at(packed, i):
         allowed=a.allowed[first[UNITS_BY_DEVICES] : last[UNITS_BY_DEVICES]].reshape((n_units, n_devices)),
         footprint_bytes=a.footprint_bytes[first[UNITS] : last[UNITS]],
         slowness=a.slowness[first[DEVICES] : last[DEVICES]],
+        by_seconds=a.by_seconds[first[UNITS] : last[UNITS]],
         scales=a.scales[n_scales * i : n_scales * (i + 1)],
     )

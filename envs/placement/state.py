@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from envs.placement.masks import Mask
     from envs.problem import Problem
 
-POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
+POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST = range(6)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
 whether the timeline grows by one op at a time (1) or is simulated again (0), while constructing the number
-of ops that are decided and not visited yet, and the number of decisions taken."""
+of ops that are decided and not visited yet, the number of decisions taken, and while constructing the number
+of units in `MdpArrays.by_seconds` that are known to be placed."""
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -59,6 +60,7 @@ class MdpArrays(NamedTuple):
     allowed: BoolArray  # (n_units, n_devices) devices that the mask allows a unit, whatever the memory
     footprint_bytes: FloatArray  # (n_units,) resident bytes and saved activations of a unit
     slowness: FloatArray  # (n_devices,) single-device step time over the least
+    by_seconds: IntArray  # (n_units,) units, the longest first
     scales: FloatArray  # (2,) seconds, columns MEAN_OP_S and REWARD_S
 
 
@@ -71,7 +73,8 @@ class Episode(NamedTuple):
     timeline: Timeline  # of what has been visited
     busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
-    state: IntArray  # (5,) columns POSITION ... N_DECISIONS
+    updates_s: FloatArray  # (n_devices,) seconds of the updates of the units on a device
+    state: IntArray  # (6,) columns POSITION ... N_DECISIONS
     waiting_s: FloatArray  # (n_clocks,) seconds of copies of gradients that links carry after all else
     time_s: FloatArray  # (1,) step time of what is simulated
     best_s: FloatArray  # (1,) while improving, the least step time of a placement within the memory
@@ -89,7 +92,8 @@ class Episodes(NamedTuple):
     timeline: Timeline  # (n, ...) each
     busy: FloatArray  # (n, max_devices)
     load: FloatArray  # (n, max_devices)
-    state: IntArray  # (n, 5)
+    updates_s: FloatArray  # (n, max_devices)
+    state: IntArray  # (n, 6)
     waiting_s: FloatArray  # (n, max_clocks)
     time_s: FloatArray  # (n, 1)
     best_s: FloatArray  # (n, 1)
@@ -128,6 +132,7 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
         allowed=mask.table(problem),
         footprint_bytes=problem.footprint_bytes,
         slowness=problem.single_device_s / problem.scale_s,
+        by_seconds=np.argsort(-np.bincount(graph.unit_of, least_s), kind="stable"),
         scales=scales,
     )
 
@@ -264,7 +269,8 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
         timeline=timeline,
         busy=np.zeros((n, max_devices)),
         load=np.zeros((n, max_devices)),
-        state=np.zeros((n, 5), dtype=np.int64),
+        updates_s=np.zeros((n, max_devices)),
+        state=np.zeros((n, 6), dtype=np.int64),
         waiting_s=np.zeros((n, n_clocks(max_devices))),
         time_s=np.zeros((n, 1)),
         best_s=np.zeros((n, 1)),
@@ -286,11 +292,11 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
     episodes.timeline.sent[e] = episodes.timeline.arrival[e] = -1.0
     episodes.timeline.free[e] = 0.0
     episodes.busy[e] = episodes.load[e] = episodes.time_s[e] = episodes.returned[e] = 0.0
-    episodes.waiting_s[e] = 0.0
+    episodes.waiting_s[e] = episodes.updates_s[e] = 0.0
     episodes.best_s[e] = np.inf
     episodes.device_of[e] = episodes.simulated[e] = -1
-    columns = [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS]
-    episodes.state[e, columns] = 0, -1, is_incremental, 0, 0
+    columns = [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST]
+    episodes.state[e, columns] = 0, -1, is_incremental, 0, 0, 0
 
 
 def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray) -> None:
@@ -334,6 +340,7 @@ def episode_at(episodes, p, e):
         ),
         busy=episodes.busy[e, :n_devices],
         load=episodes.load[e, :n_devices],
+        updates_s=episodes.updates_s[e, :n_devices],
         state=episodes.state[e],
         waiting_s=episodes.waiting_s[e, : n_clocks(n_devices)],
         time_s=episodes.time_s[e],

@@ -184,7 +184,7 @@ def assign(m, p, episode, op, device):
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
-        episode: `Episode`; `device_of`, `load`, `busy` and `state` are written.
+        episode: `Episode`; `device_of`, `load`, `busy`, `updates_s` and `state` are written.
         op: index of the op, int.
         device: index of the device, int.
     """
@@ -201,6 +201,7 @@ def assign(m, p, episode, op, device):
             episode.busy[device] += p.op_seconds[member, device]
         else:
             episode.busy[device] += p.op_seconds[member, device]
+            episode.updates_s[device] += p.op_seconds[member, device] * (1 - m.is_compute[member])
             episode.state[N_WAITING] += m.is_compute[member]
     episode.state[LAST_DEVICE] = device
 

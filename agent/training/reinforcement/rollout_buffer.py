@@ -17,8 +17,8 @@ JOINED = ("values", "log_probs", "advantages", "returns")
 """Columns that every worker holds of all decisions, float32."""
 HALVINGS = 30
 """Halvings of an interval, until it is a rounding error wide."""
-LEAST_SHARE = 0.1
-"""No graph's advantages are scaled up further than to this share of the mean spread over graphs."""
+LEAST_SHARE = 0.3
+"""No graph's advantages are scaled up further than to this share of the median spread of graphs."""
 
 
 class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
@@ -201,6 +201,7 @@ def normalise_within(group: NDArray[np.int64], values: NDArray[np.float32]) -> N
     mean = np.bincount(member, flat) / counts
     centred = flat - mean[member]
     deviation = np.sqrt(np.bincount(member, centred**2) / counts)
-    least = LEAST_SHARE * np.sqrt(np.mean(centred**2)) + 1e-8
+    several = deviation[counts > 1]
+    least = (LEAST_SHARE * np.median(several) if len(several) else 0.0) + 1e-8
     scaled = centred / np.maximum(deviation, least)[member]
     return np.asarray(scaled.reshape(values.shape), dtype=np.float32)

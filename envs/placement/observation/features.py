@@ -10,8 +10,8 @@ from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 
-HORIZONS = (8, 32)
-"""Numbers of decisions after which a truncated rollout is recorded, the one at hand included."""
+HORIZONS = ("near", "far")
+"""The horizons at which a truncated rollout is recorded."""
 
 STATE, LOOKAHEAD, CONSUMERS, ROLLOUT = GROUPS = ("state", "lookahead", "consumers", "rollout")
 """The sources of a feature: the state alone; a simulation with the op on the device, and where its neighbours
@@ -46,6 +46,7 @@ DEVICE_FEATURES: tuple[Feature, ...] = (
     Feature("input_bytes_there", LOOKAHEAD, SHARE),
     Feature("output_bytes_there", LOOKAHEAD, SHARE),
     Feature("load_over_mean", STATE, SHARE),
+    Feature("drained_over_earliest", STATE, MEAN_OPS),
     Feature("free_memory", STATE, SHARE),
     Feature("op_time_over_least", STATE, MEAN_OPS),
     Feature("op_time", STATE, MEAN_OPS),
@@ -64,7 +65,7 @@ DEVICE_FEATURES: tuple[Feature, ...] = (
     *(
         Feature(f"rollout_{what}_{horizon}_over_least", ROLLOUT, MEAN_OPS)
         for horizon in HORIZONS
-        for what in ("step_time", "mean_finish")
+        for what in ("step_time", "mean_finish", "drained")
     ),
 )
 """Columns of the observation, which has a row for each candidate device."""

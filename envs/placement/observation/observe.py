@@ -11,13 +11,21 @@ from envs.placement.observation.candidates import evaluate_in_full, evaluate_inc
 from envs.placement.observation.consumer_features import fill_consumer_features
 from envs.placement.observation.features import COLUMN, FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES
 from envs.placement.observation.rollout_features import simulate_rollouts
-from envs.placement.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S, updated_s
+from envs.placement.state import (
+    IS_INCREMENTAL,
+    LAST_DEVICE,
+    LONGEST,
+    MEAN_OP_S,
+    POSITION,
+    REWARD_S,
+    updated_s,
+)
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
-ROLLOUT_STEP_TIME, ROLLOUT_MEAN_FINISH = (
+ROLLOUT_STEP_TIME, ROLLOUT_MEAN_FINISH, ROLLOUT_DRAINED = (
     tuple(getattr(COLUMN, f"rollout_{what}_{horizon}_over_least") for horizon in HORIZONS)
-    for what in ("step_time", "mean_finish")
+    for what in ("step_time", "mean_finish", "drained")
 )
 """Columns of `features`, one for each horizon."""
 
@@ -78,7 +86,7 @@ def observe(m, p, episode, scratch, rules, observation, i, e):
 @kernel
 def count_updates(m, p, episode, op, scratch):
     """Makes no candidate's step end before the update that reads the op's outputs, nor shorter than a device
-    is busy with the units placed on it.
+    is busy with the units placed on it, or would be with the longest unit to come where that is busy least.
 
     Partial placements are simulated without updates of parameters, which no episode visits; they may be most
     of the work of a unit, such as those of an embedding, and gradients the largest tensors that are sent.
@@ -88,14 +96,42 @@ def count_updates(m, p, episode, op, scratch):
         op: index of the op at hand, int.
         scratch: `CandidateScratch`; `step_time_s` is raised.
     """
-    busiest_s = 0.0
-    for device in range(len(p.memory)):
+    n_devices, longest = len(p.memory), longest_unplaced(m, episode, m.unit_of[op])
+    busiest_s, least_s, next_s, idlest = 0.0, np.inf, np.inf, -1
+    for device in range(n_devices):
         busiest_s = max(busiest_s, episode.busy[device])
-    for device in range(len(p.memory)):
-        busy_s = max(busiest_s, episode.busy[device] + unit_seconds(m, p, op, device))
-        finish_s, device_of = scratch.finish_s[device], episode.device_of
+        with_it_s = episode.busy[device] + unit_seconds(m, p, longest, device) if longest >= 0 else 0.0
+        if with_it_s < least_s:
+            least_s, next_s, idlest = with_it_s, least_s, device
+        else:
+            next_s = min(next_s, with_it_s)
+    for device in range(n_devices):
+        unit_s, finish_s = unit_seconds(m, p, op, device), scratch.finish_s[device]
+        longest_s = min(least_s + unit_s, next_s) if device == idlest else least_s
+        busy_s = max(busiest_s, episode.busy[device] + unit_s, longest_s)
+        device_of = episode.device_of
         end_s = updated_s(m, p, episode.timeline, device_of, episode.waiting_s, op, device, finish_s)
         scratch.step_time_s[device] = max(scratch.step_time_s[device], busy_s, end_s)
+
+
+@kernel
+def longest_unplaced(m, episode, own):
+    """Finds an op of the longest unit that is not placed, the one at hand left out; -1 if there is none.
+
+    Args:
+        m: `MdpArrays`. episode: `Episode`; `state` is written.
+        own: index of the unit at hand, int.
+    """
+    found, at = -1, episode.state[LONGEST]
+    while found < 0 and at < len(m.by_seconds):
+        unit = m.by_seconds[at]
+        is_placed = episode.device_of[m.unit_item[m.unit_ptr[unit]]] >= 0
+        if not is_placed and unit != own:
+            found = m.unit_item[m.unit_ptr[unit]]
+        elif is_placed and at == episode.state[LONGEST]:
+            episode.state[LONGEST] += 1
+        at += 1
+    return found
 
 
 @kernel
@@ -149,14 +185,17 @@ def fill_state(m, p, episode, op, features):
     """
     n_devices, current, scale = len(p.memory), episode.device_of[op], 1.0 / m.scales[MEAN_OP_S]
     footprint = m.footprint_bytes[m.unit_of[op]]
-    least_s, mean_busy_s = np.inf, 0.0
+    least_s, mean_busy_s, drained_s = np.inf, 0.0, np.inf
     for device in range(n_devices):
         least_s = min(least_s, unit_seconds(m, p, op, device))
         mean_busy_s += episode.busy[device] / n_devices
+        drained_s = min(drained_s, episode.timeline.free[device] + episode.updates_s[device])
     for device in range(n_devices):
         row, unit_s = features[device], unit_seconds(m, p, op, device)
         load = episode.busy[device] / mean_busy_s - 1.0 if mean_busy_s > 0.0 else 0.0
         row[COLUMN.load_over_mean] = min(load, FEATURE_BOUND)
+        beyond_s = episode.timeline.free[device] + episode.updates_s[device] - drained_s
+        row[COLUMN.drained_over_earliest] = squash(beyond_s * scale)
         free = p.memory[device] - episode.load[device] - (0.0 if current == device else footprint)
         row[COLUMN.free_memory] = max(free / p.memory[device], -1.0)
         row[COLUMN.op_time_over_least] = squash((unit_s - least_s) * scale)
@@ -193,14 +232,16 @@ def fill_rollout(m, p, rollout, features):
     """
     n_devices, scale = len(p.memory), 1.0 / m.scales[MEAN_OP_S]
     for level in range(len(HORIZONS)):
-        time_s = finish_s = np.inf
+        time_s = finish_s = drained_s = np.inf
         for device in range(n_devices):
             time_s = min(time_s, rollout.time_s[level, device])
             finish_s = min(finish_s, rollout.finish_s[level, device])
+            drained_s = min(drained_s, rollout.drained_s[level, device])
         for device in range(n_devices):
             row = features[device]
             row[ROLLOUT_STEP_TIME[level]] = squash((rollout.time_s[level, device] - time_s) * scale)
             row[ROLLOUT_MEAN_FINISH[level]] = squash((rollout.finish_s[level, device] - finish_s) * scale)
+            row[ROLLOUT_DRAINED[level]] = squash((rollout.drained_s[level, device] - drained_s) * scale)
 
 
 @kernel

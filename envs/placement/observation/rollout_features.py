@@ -22,7 +22,9 @@ from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_s
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
 
-FURTHEST = HORIZONS[-1]
+NEAR, FAR, FAR_OF_LONG, LONG = 8, 64, 32, 1_500
+"""Numbers of decisions at the horizons, the one at hand included; further than `FAR_OF_LONG` looks no rollout
+in an episode of more than `LONG` visits, as it would take too long."""
 JOIN_SHARE, LINK_PRICE = 0.75, 0.25
 """Weight of the time at which an output and what is read beside it are in one place, the rest being that of
 the finish; and of the seconds of copies. Chosen on 45 draws of the families that policies train on."""
@@ -33,11 +35,13 @@ class RolloutScratch(NamedTuple):
 
     time_s: FloatArray  # (n_horizons, n_devices) the least that the step can be
     finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops visited up to there
+    drained_s: FloatArray  # (n_horizons, n_devices) when all devices have run the updates placed on them too
+    updates_s: FloatArray  # (n_devices,) as in `Episode`
     free: FloatArray  # (n_clocks,) of the timeline before
     load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
     is_tried: BoolArray  # (n_devices,) devices that an op may go to by the rule
     waiting_s: FloatArray  # (n_clocks,) as in `Episode`
-    unit: IntArray  # (FURTHEST,) units that were placed
+    unit: IntArray  # (FAR,) units that were placed
     start_before: FloatArray  # (n_ops,) start of the ops of the next visits, before
     finish_before: FloatArray  # (n_ops,) finish of the ops of the next visits, before
     log: SendLog  # slots of the timeline that were filled
@@ -48,11 +52,13 @@ def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScra
     return RolloutScratch(
         time_s=np.zeros((len(HORIZONS), n_devices)),
         finish_s=np.zeros((len(HORIZONS), n_devices)),
+        drained_s=np.zeros((len(HORIZONS), n_devices)),
+        updates_s=np.zeros(n_devices),
         free=np.zeros(n_clocks(n_devices)),
         load=np.zeros(n_devices),
         is_tried=np.zeros(n_devices, dtype=np.bool_),
         waiting_s=np.zeros(n_clocks(n_devices)),
-        unit=np.zeros(FURTHEST, dtype=np.int64),
+        unit=np.zeros(FAR, dtype=np.int64),
         start_before=np.zeros(n_ops),
         finish_before=np.zeros(n_ops),
         log=SendLog(slot=np.zeros(2 * n_reads, dtype=np.int32), n=np.zeros(1, dtype=np.int64)),
@@ -71,6 +77,7 @@ def simulate_rollouts(m, p, episode, ahead):
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
+        copy(episode.updates_s, ahead.updates_s)
         copy(episode.waiting_s, ahead.waiting_s)
         n_units, n_seen = simulate_ahead(m, p, episode, device, ahead)
         restore_episode(m, episode, ahead, n_units, n_seen)
@@ -80,8 +87,8 @@ def simulate_rollouts(m, p, episode, ahead):
 def simulate_ahead(m, p, episode, first_device, ahead):
     """Places the unit at hand on a device and the units after it by the rule.
 
-    A rollout visits ops until it would decide more than `FURTHEST` units. The furthest horizon is looked at
-    when all later ops of decided units ran too, such as the backward ops of modules.
+    A rollout visits ops until it would decide more units than the far horizon. That is looked at when all
+    later ops of decided units ran too, such as the backward ops of modules.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
@@ -96,6 +103,7 @@ def simulate_ahead(m, p, episode, first_device, ahead):
     visits, device_of, timeline = episode.visits, episode.device_of, episode.timeline
     position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]
     n_units = n_run = level = at = 0
+    horizons = NEAR, FAR if len(visits) <= LONG else FAR_OF_LONG
     n_waiting = episode.state[N_WAITING]
     time_s, sum_s = episode.time_s[0], 0.0
     while at < n_visits and (n_waiting or level < len(HORIZONS)):
@@ -106,8 +114,10 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             device = first_device if at == 0 else soonest_use(m, p, episode, op, ahead)
             unit = m.unit_of[op]
             for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
-                device_of[m.unit_item[k]] = device
-                n_waiting += m.is_compute[m.unit_item[k]]
+                member = m.unit_item[k]
+                device_of[member] = device
+                n_waiting += m.is_compute[member]
+                ahead.updates_s[device] += p.op_seconds[member, device] * (1 - m.is_compute[member])
             ahead.load[device] += m.footprint_bytes[unit]
             ahead.unit[n_units] = unit
             n_units += 1
@@ -121,14 +131,29 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             n_run, n_waiting = n_run + 1, n_waiting - 1
         at += 1
         decides_next = at < n_visits and device_of[visits[position + at]] < 0
-        while level < len(HORIZONS) and decides_next and n_units >= HORIZONS[level]:
+        while level < len(HORIZONS) and decides_next and n_units >= horizons[level]:
             ahead.time_s[level, first_device] = time_s
             ahead.finish_s[level, first_device] = sum_s / n_run
+            ahead.drained_s[level, first_device] = drained(p, timeline, ahead.updates_s)
             level += 1
     for last in range(min(level, len(HORIZONS) - 1), len(HORIZONS)):
         ahead.time_s[last, first_device] = time_s
         ahead.finish_s[last, first_device] = sum_s / n_run
+        ahead.drained_s[last, first_device] = drained(p, timeline, ahead.updates_s)
     return n_units, at
+
+
+@kernel(inline=True)
+def drained(p, timeline, updates_s):
+    """Returns when the last device would have run the updates placed on it, in seconds.
+
+    Args:
+        p: `ProblemArrays`. timeline: `Timeline`. updates_s: as in `Episode`.
+    """
+    until = 0.0
+    for device in range(len(p.memory)):
+        until = max(until, timeline.free[device] + updates_s[device])
+    return until
 
 
 @kernel(inline=True)

@@ -112,6 +112,17 @@ class ReferenceEpisode:
         """Seconds of the ops on a device, which need not be simulated yet."""
         return sum(self.op_s[op][device] for op, where in enumerate(self.device_of) if where == device)
 
+    def updates_s(self, device: int) -> float:
+        """Seconds of the updates on a device that no visit is for; none while improving."""
+        ops = [op for op, where in enumerate(self.device_of) if where == device]
+        return sum(self.op_s[op][device] for op in ops if not self.graph.is_compute[op])
+
+    def longest_unplaced(self) -> int | None:
+        """An op of the longest unit that is not placed, by least times; the one at hand is left out."""
+        units = [list(map(int, self.graph.units.row(unit))) for unit in range(len(self.graph.units))]
+        waiting = [unit for unit in units if self.device_of[unit[0]] < 0 and self.op not in unit]
+        return max(waiting, key=lambda unit: sum(min(self.op_s[op]) for op in unit))[0] if waiting else None
+
     def unit_s(self, op: int) -> list[float]:
         """Seconds that the ops of an op's unit take on each device, updates of its parameters included."""
         return [sum(self.op_s[member][device] for member in self.unit(op)) for device in self.devices]
@@ -305,6 +316,10 @@ class Improve(ReferenceEpisode):
         """The placement with the whole unit at hand on the device."""
         unit = self.unit(self.op)
         return [device if op in unit else where for op, where in enumerate(self.device_of)]
+
+    def updates_s(self, device: int) -> float:
+        """All updates are simulated: none waits."""
+        return 0.0
 
     def keep_best(self) -> None:
         """Remember the placement if it is faster than the best one and no footprints exceed a device."""

@@ -1,6 +1,6 @@
 """What the policy sees, in plain Python: the specification of the observation.
 
-For the op at hand the policy sees whether its placement unit may go to each device (the mask), and 29
+For the op at hand the policy sees whether its placement unit may go to each device (the mask), and 32
 features of each device, named as in `observation/features.py`. `observe` puts them together; each
 group of features is one function below. A few rules hold for all of them:
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from tests.envs.placement.reference_consumers import Reader, reader_of_something_placed
 from tests.envs.placement.reference_episode import Improve, ReferenceEpisode
-from tests.envs.placement.reference_rollout import HORIZONS, Reached, Rollout
+from tests.envs.placement.reference_rollout import Reached, Rollout, horizons
 from tests.envs.placement.reference_timeline import link_of, simulate_part, transfer_s
 
 Column = list[float]
@@ -104,7 +104,8 @@ def simulated_features(episode: ReferenceEpisode, candidates: list[Candidate]) -
     """What the op at hand does to the simulated step, and when it runs there.
 
     A step with it does not end before the update that its output goes to, nor is it shorter than a device is
-    busy with the units placed on it: updates of parameters are simulated at the end of an episode only.
+    busy with the units placed on it, or would be with the longest unit to come where that is busy least:
+    updates of parameters are simulated at the end of an episode only.
     """
     total_s = [candidate.total_s for candidate in candidates]
     if not isinstance(episode, Improve):
@@ -112,6 +113,11 @@ def simulated_features(episode: ReferenceEpisode, candidates: list[Candidate]) -
         now = episode.device_of, episode.timeline, episode.waiting_s
         ends_s = [episode.updated_s(episode.op, at, candidates[at].finish_s, *now) for at in episode.devices]
         total_s = [max(total_s[at], *busy_s, busy_s[at] + unit_s[at], ends_s[at]) for at in episode.devices]
+        if (longest := episode.longest_unplaced()) is not None:
+            more_s = [busy + more for busy, more in zip(busy_s, episode.unit_s(longest), strict=True)]
+            for at in episode.devices:
+                with_it_s = [more_s[d] + (unit_s[d] if d == at else 0.0) for d in episode.devices]
+                total_s[at] = max(total_s[at], min(with_it_s))
     start_s = [candidate.start_s for candidate in candidates]
     finish_s = [candidate.finish_s for candidate in candidates]
     ready_s = [candidate.ready_s for candidate in candidates]
@@ -205,7 +211,10 @@ def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
     incoming = [0.0 if device == now else episode.bytes_of(op) for device in devices]
     left = [memory[device] - episode.load_bytes(device) - incoming[device] for device in devices]
     slowness = [alone_s / episode.scale_s for alone_s in episode.single_device_s]
+    free_s = episode.timeline.device_free_s
+    drained_s = [free_s[device] + episode.updates_s(device) for device in devices]
     return {
+        "drained_over_earliest": in_op_times(episode, over_least(drained_s)),
         "load_over_mean": [each / mean_s - 1.0 if mean_s > 0.0 else 0.0 for each in busy_s],
         "free_memory": [max(left[device] / memory[device], -1.0) for device in devices],
         "op_time_over_least": in_op_times(episode, over_least(episode.unit_s(op))),
@@ -258,13 +267,15 @@ def consumer_features(episode: ReferenceEpisode, candidates: list[Candidate]) ->
 def rollout_features(episode: ReferenceEpisode) -> dict[str, Column]:
     """What the next ops make of each candidate, if a simple rule places them; zeros while improving."""
     features: dict[str, Column] = {}
-    nothing = [Reached(time_s=0.0, mean_finish_s=0.0) for _ in episode.devices]
+    nothing = [Reached(time_s=0.0, mean_finish_s=0.0, drained_s=0.0) for _ in episode.devices]
     improving = isinstance(episode, Improve)
     rollouts = [] if improving else [Rollout(episode, device) for device in episode.devices]
-    for horizon in HORIZONS:
-        reached = [rollout.after(horizon) for rollout in rollouts] or nothing
+    for horizon, n_decisions in horizons(len(episode.visits)).items():
+        reached = [rollout.after(n_decisions) for rollout in rollouts] or nothing
         time_s = over_least([each.time_s for each in reached])
         finish_s = over_least([each.mean_finish_s for each in reached])
         features[f"rollout_step_time_{horizon}_over_least"] = in_op_times(episode, time_s)
         features[f"rollout_mean_finish_{horizon}_over_least"] = in_op_times(episode, finish_s)
+        drained_s = over_least([each.drained_s for each in reached])
+        features[f"rollout_drained_{horizon}_over_least"] = in_op_times(episode, drained_s)
     return features

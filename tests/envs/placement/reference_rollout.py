@@ -13,20 +13,24 @@ from dataclasses import dataclass
 from tests.envs.placement.reference_episode import ReferenceEpisode
 from tests.envs.placement.reference_timeline import copy_start_s, link_of, sends_once, transfer_s
 
-HORIZONS = (8, 32)
-"""Decisions after which the step is looked at, that of the op at hand included.
 
-A horizon ends where the next decision is due. The furthest one includes what is left then of the ops of
-decided units.
-"""
+def horizons(n_visits: int) -> dict[str, int]:
+    """Decisions after which the step is looked at in an episode of some visits, that at hand included.
+
+    A horizon ends where the next decision is due. The far one includes what is left then of the ops of
+    decided units.
+    """
+    return {"near": 8, "far": 64 if n_visits <= 1_500 else 32}
 
 
 @dataclass
 class Reached:
-    """Step time after some decisions, and the mean finish of the ops visited in the rollout; seconds."""
+    """Step time after some decisions, the mean finish of the ops visited in the rollout, and when the last
+    device would have run the updates of all that is placed; seconds."""
 
     time_s: float
     mean_finish_s: float
+    drained_s: float
 
 
 class Rollout:
@@ -44,21 +48,31 @@ class Rollout:
         self.after_decision: list[Reached] = []
         self.waiting_s = dict(episode.waiting_s)
         time_s, finishes = episode.time_s, []
+        far = horizons(len(episode.visits))["far"]
         for op in episode.visits[episode.position :]:
             if self.device_of[op] < 0:
-                if len(self.after_decision) == HORIZONS[-1]:
+                if len(self.after_decision) == far:
                     continue
-                self.after_decision.append(Reached(time_s, 0.0))
+                self.after_decision.append(Reached(time_s, 0.0, 0.0))
                 self.place(op, first_device if op == episode.op else self.best_device(op))
             finishes.append(self.run(op))
             end_s = self.updated_s(op, self.device_of[op], finishes[-1])
             episode.queue(op, self.device_of, self.waiting_s)
             time_s = max(time_s, end_s, finishes[-1] + episode.tail_s(op))
-            self.after_decision[-1] = Reached(time_s, sum(finishes) / len(finishes))
+            mean_s = sum(finishes) / len(finishes)
+            self.after_decision[-1] = Reached(time_s, mean_s, self.drained_s())
 
     def after(self, horizon: int) -> Reached:
         """What is reached after some decisions, or at the end of the episode if that comes first."""
         return self.after_decision[min(horizon, len(self.after_decision)) - 1]
+
+    def drained_s(self) -> float:
+        """When the last device would have run the updates placed on it, that no visit is for."""
+        until_s = list(self.timeline.device_free_s)
+        for op, device in enumerate(self.device_of):
+            if device >= 0 and not self.graph.is_compute[op]:
+                until_s[device] += self.episode.op_s[op][device]
+        return max(until_s)
 
     def place(self, op: int, device: int) -> None:
         """Decide the unit of an op."""

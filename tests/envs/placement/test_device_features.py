@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from envs.cluster.cluster import Cluster, Device
 from envs.placement.env import PlacementEnv
 from envs.placement.masks import Mask
 from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
-from envs.placement.observation.rollout_features import HORIZONS
+from envs.placement.observation.rollout_features import FAR, FAR_OF_LONG, HORIZONS, LONG
 from envs.placement.state import mdp_arrays
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
@@ -155,18 +157,19 @@ def test_horizons_of_rollouts_count_decisions() -> None:
     np.testing.assert_allclose(time_s, np.log1p([11.25, 0.0, 11.25]), rtol=1e-6)
 
 
-def test_the_furthest_horizon_includes_what_decided_units_run_later() -> None:
-    """The unit at hand runs one more op after forty others: the rollout decides 31 of them, then runs it."""
-    units = [0, 1, *range(2, 42), 1]
+@pytest.mark.parametrize(("n_others", "decided"), [(80, FAR), (LONG, FAR_OF_LONG)])
+def test_the_far_horizon_includes_what_decided_units_run_later(n_others: int, decided: int) -> None:
+    """The unit at hand runs one more op after many others: the rollout decides some of them, then runs it."""
+    units = [0, 1, *range(2, 2 + n_others), 1]
     ops = [{"name": f"op{at}", "seconds": {"gpu": 1.0}, "colocate": unit} for at, unit in enumerate(units)]
     table = features_after_the_first_op_went_to_the_second_device(
-        build_graph("late", "", ops, [(0, 800.0, [42])])
+        build_graph("late", "", ops, [(0, 800.0, [len(ops) - 1])])
     )
-    # It reads 800 bytes from a on y, which end at 1 s: elsewhere they arrive at 101.25 s. On y, the 34 ops so
-    # far take 12 s on the busiest of three devices.
+    # It reads 800 bytes from a on y, which end at 1 s: elsewhere they arrive at 101.25 s. On y, a and
+    # the decided ops share three devices, and it comes last.
     time_s = np.expm1(table[f"rollout_step_time_{HORIZONS[-1]}_over_least"])
     assert time_s[1] == 0.0
-    np.testing.assert_allclose(time_s[[0, 2]], 102.25 - 12.0, rtol=1e-5)
+    np.testing.assert_allclose(time_s[[0, 2]], 102.25 - math.ceil((decided + 1) / 3) - 1.0, rtol=1e-5)
     assert np.expm1(table[f"rollout_step_time_{HORIZONS[0]}_over_least"]).max() < 2.0
 
 

@@ -99,7 +99,7 @@ def test_the_lookahead_sees_what_copies_slow(incremental: bool) -> None:
     for device in (0, 1):
         batch.step(np.array([device]))
     seen = batch.observation.devices.reshape(2, N_DEVICE_FEATURES)
-    for name in ("finish_over_earliest", "rollout_step_time_8_over_least"):
+    for name in ("finish_over_earliest", "rollout_step_time_near_over_least"):
         column = [feature.name for feature in DEVICE_FEATURES].index(name)
         np.testing.assert_allclose(seen[:, column], [0.0, np.log1p(3.5 / 4.0)], rtol=1e-6)
 

@@ -169,7 +169,7 @@ def test_evaluation_and_checkpoints_of_sb3(tmp_path: Path) -> None:
     kept = CheckpointCallback(N_STEPS, str(tmp_path), name_prefix="kept")
     ppo = make(env).learn(2 * N_STEPS * N_PLACES, callback=[evaluation, kept])
     first, last = np.load(tmp_path / "evaluations.npz")["results"].mean(1)
-    assert -3.0 < min(first, last) <= max(first, last) < -0.2
+    assert -10.0 < min(first, last) <= max(first, last) < -0.2
     again = PlacementPPO.load(tmp_path / f"kept_{2 * N_STEPS * N_PLACES}_steps.zip", env)
     assert (again.n_steps, again.batch_size, again.num_timesteps) == (N_STEPS, 40, ppo.num_timesteps)
 

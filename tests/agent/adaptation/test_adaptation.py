@@ -168,7 +168,8 @@ def test_one_device_is_measured_once(problem: Problem) -> None:
     assert seconds.tolist() == [step_time_s(alone, start)]
 
 
-def test_adapting_finds_what_search_with_true_costs_finds(problem: Problem) -> None:
+def test_adapting_finds_what_search_with_true_costs_finds() -> None:
+    problem = Problem(load_family("gpt")[1], get_cluster("4xv100:2"))
     truth = slow_second(problem)
     _, seconds, _ = adapted(problem, truth)
     best = PLACERS["refine"].place(truth, Budget(2000), np.random.default_rng(0)).step_time.total_s

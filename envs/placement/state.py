@@ -74,7 +74,7 @@ class Episode(NamedTuple):
     busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
     updates_s: FloatArray  # (n_devices,) seconds of the updates of the units on a device
-    state: IntArray  # (6,) columns POSITION ... N_DECISIONS
+    state: IntArray  # (6,) columns POSITION ... LONGEST
     waiting_s: FloatArray  # (n_clocks,) seconds of copies of gradients that links carry after all else
     time_s: FloatArray  # (1,) step time of what is simulated
     best_s: FloatArray  # (1,) while improving, the least step time of a placement within the memory

@@ -112,7 +112,7 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
         ConfigError: a graph without compute ops.
         GranularityError: a graph without module paths.
     """
-    clusters = config.cluster
+    clusters = list(dict.fromkeys(config.cluster))
     train = at_granularities(graphs.train, config.granularity)
     everything = at_granularities((*graphs.train, *graphs.validation, *graphs.held_out), config.granularity)
     for graph in everything:
@@ -124,8 +124,7 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
     for problem in _all_problems(everything, clusters):
         if not problem.is_feasible:
             names.setdefault(problem.cluster.name, []).append(problem.graph.name)
-    return [f"{cluster}: {', '.join(found[:2])}{_more(len(found) - 2)}" for cluster, found in names.items()]
-
-
-def _more(n: int) -> str:
-    return f" and {n} more" if n > 0 else ""
+    return [
+        f"{cluster}: {', '.join(found[:2])}" + f" and {len(found) - 2} more" * (len(found) > 2)
+        for cluster, found in names.items()
+    ]

@@ -150,7 +150,7 @@ class TensorBoard:
 
 COLUMNS = {"score": SCORE} | {use: step_time_name(use, "single") for use in ("validation", "held_out")}
 ROW = "{:>12} {:>8} {:>11} {:>9} {:>12}"
-HEAD = "step times over the fastest single device's; score: all graphs not held out\n" + ROW.format(
+HEAD = "step times over the fastest single device's; score: graphs not held out\n" + ROW.format(
     "decisions", *(name.replace("_", " ") for name in COLUMNS), "decisions/s"
 )
 

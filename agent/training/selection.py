@@ -19,8 +19,8 @@ from envs.placement.render import Picture
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""
-
-
+MOST = 128
+"""Graphs of each use that are placed at most, drawn at random; more would take the time to learn."""
 SURELY = 2.0
 """Standard errors by which a policy is surely worse than another."""
 
@@ -49,9 +49,9 @@ class PolicySelection:
         self.least: list[float] = []
         graphs, config = state.context.graphs, state.config
         self._slack = SURELY if graphs.validation else 0.0
-        self._train = validation_problems(graphs.train, config) or state.problems
-        validation = validation_problems(graphs.validation, config) or state.problems
-        held_out = validation_problems(graphs.held_out, config)
+        self._train = some(validation_problems(graphs.train, config) or state.problems, MOST)
+        validation = some(validation_problems(graphs.validation, config) or state.problems, MOST)
+        held_out = some(validation_problems(graphs.held_out, config), MOST)
         folder, announce = state.context.folder, state.context.announce
         compared = {"validation": validation, "held_out": held_out, "trained_on": some(self._train)}
         found_s = iter(annealing_s([*chain(*compared.values())], folder / REFERENCES, announce))

@@ -123,8 +123,9 @@ def drawn(policy: Policy, problem: Problem, order: str) -> Picture:
 
 
 def some(items: Sequence[Item], most: int = 16) -> list[Item]:
-    """Returns at most that many items, evenly over all."""
-    return list(items[:: -(-len(items) // most) or 1])
+    """Draws at most that many items, the same each time, in their order."""
+    chosen = np.random.default_rng(0).permutation(len(items))[:most]
+    return [items[index] for index in np.sort(chosen)]
 
 
 LIST_SCHEDULERS = ("heft", "m-etf")

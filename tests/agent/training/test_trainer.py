@@ -102,12 +102,12 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
 def test_the_newest_policy_is_kept_that_is_not_surely_worse_than_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best, level, worse = (0.5, 0.5, 0.5), (0.55, 0.48, 0.5), (0.9, 0.9, 0.9)
-    ratios = chain([worse, best, level], repeat(worse))
-    found = chain.from_iterable(([*each[:2]], [each[2]], [1.0]) for each in ratios)
-    monkeypatch.setattr(selection, "ratios_over_orders", lambda *_: next(found))
+    best, level, worse = (0.5, 0.5), (0.55, 0.48), (0.9, 0.9)
+    found = chain.from_iterable(([a], [b], [1.0]) for a, b in chain([worse, best, level], repeat(worse)))
+    monkeypatch.setattr(selection, "MOST", 1)
+    monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
     result = train(SMALL, MemoryContext(tmp_path))
-    assert result.best_score == pytest.approx(np.prod(level) ** (1 / 3))
+    assert result.best_score == pytest.approx(np.prod(level) ** 0.5)
     assert is_better([0.0, 0.1, 0.0, -0.2], [0.0] * 4)
     assert not is_better([0.0, 0.3, 0.0, 0.1], [0.0] * 4), "without validation graphs, the least counts"
 

@@ -78,6 +78,7 @@ def decode_many(
     mdp_config: MdpConfig | None = None,
     limit_s: float = math.inf,
     clock: Clock = running_s,
+    threads: int = 1,
 ) -> list[IntArray]:
     """Finds placements of problems side by side, for one batch at a time.
 
@@ -87,6 +88,7 @@ def decode_many(
         mdp_config: the decision process; by default the policy's own.
         limit_s: seconds for all, without those of compiling.
         clock: counts these seconds.
+        threads: number of threads that share the episodes of a batch.
 
     Returns:
         For each problem, the device of every op, int64 (greedy + drawn, n_ops). Where no device had
@@ -113,7 +115,7 @@ def decode_many(
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
     rolls_out = ROLLOUT in FEATURE_SETS[compiled.shape.feature_set]
     settings = EpisodeSettings((order,), **episode_arguments(mdp_config or compiled.mdp_config))
-    batch = EpisodeBatch(problems, n_slots * groups[0].size, settings, rolls_out=rolls_out)
+    batch = EpisodeBatch(problems, n_slots * groups[0].size, settings, threads=threads, rolls_out=rolls_out)
     found: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)
     for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - clock(), clock):

@@ -71,11 +71,11 @@ class PolicySelection:
 
     def evaluate(self) -> dict[str, float]:
         """Places all graphs greedily; returns the score and the step times by use, reference and family."""
-        state = self._state
+        state, config = self._state, self._state.config
         policy = Policy(state.averaged_network, state.policy.mdp_config)
         problems = {use: each.problems for use, each in self._metrics.items()} | {"train": self._train}
         ratios = {
-            use: ratios_over_orders(policy, problems[use], state.config.order, state.reward)
+            use: ratios_over_orders(policy, problems[use], config.order, state.reward, config.threads)
             for use in ("train", "validation", "held_out")
         }
         ratios["trained_on"] = some(ratios["train"])

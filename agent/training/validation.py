@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -67,23 +67,26 @@ class RelativeMetrics:
 
 
 def ratios_over_orders(
-    policy: Policy, problems: Sequence[Problem], orders: Sequence[str], reward: Reward = simulated
+    policy: Policy, problems: Sequence[Problem], orders: Sequence[str], *how: Any
 ) -> list[float]:
     """Computes `greedy_ratios` with a share of the orders for each problem, which costs as much as one order.
 
     The first problems are placed in the first orders, the next in the next, and so on: in one order each, or
     in as many as it takes for every order to be used. A problem in several gets the mean.
+
+    Args:
+        how: further arguments of `greedy_ratios`.
     """
     n_each = -(-len(orders) // max(len(problems), 1))
     sums = np.zeros(len(problems))
     for at, order in enumerate(orders):
         placed = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
-        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order, reward)
+        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order, *how)
     return [float(total) for total in sums / n_each]
 
 
 def greedy_ratios(
-    policy: Policy, problems: Sequence[Problem], order: str, reward: Reward = simulated
+    policy: Policy, problems: Sequence[Problem], order: str, reward: Reward = simulated, threads: int = 1
 ) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 
@@ -91,11 +94,13 @@ def greedy_ratios(
 
     Args:
         reward: says what the step takes under a placement that fits, and on the single device.
+        threads: number of threads that share the placing.
     """
     ratios: dict[int, float] = {}
     waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}
     while waiting:
-        placements = decode_many(policy, [limits.problem for limits in waiting.values()], order)
+        left = [limits.problem for limits in waiting.values()]
+        placements = decode_many(policy, left, order, threads=threads)
         for (index, limits), device_of in zip(list(waiting.items()), placements, strict=True):
             step = simulate_problem(problems[index], device_of[0])
             if step.fits:

@@ -45,7 +45,6 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
     """
 
     observations: dict[str, NDArray[Any]]
-    generator_ready: bool
 
     def __init__(
         self,
@@ -121,9 +120,8 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         Args:
             batch_size: decisions of a minibatch, over all workers.
         """
-        self._flatten()
         n_own = self.buffer_size * self.n_envs
-        indices = np.random.permutation(np.flatnonzero(self._is_chosen))  # noqa: NPY002 (as SB3 does)
+        indices = np.random.permutation(np.flatnonzero(self._is_chosen.T))  # noqa: NPY002 (as SB3 does)
         step = batch_size or len(indices)
         for first in range(0, len(indices), step):
             chosen = indices[first : first + step]
@@ -131,29 +129,21 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
             own = chosen[worker == self._group.rank] - n_own * self._group.rank
             yield self._samples(own, chosen[np.argsort(worker, kind="stable")])
 
-    def _flatten(self) -> None:
-        """Flattens a rollout: one row per decision, the episodes one after another, as SB3 does."""
-        if self.generator_ready:
-            return
-        self.observations = {name: self.swap_and_flatten(rows) for name, rows in self.observations.items()}
-        for name in ("actions", "action_masks", *JOINED):
-            setattr(self, name, self.swap_and_flatten(getattr(self, name)))
-        self._is_chosen = self.swap_and_flatten(self._is_chosen).ravel()
-        self.generator_ready = True
-
     def _samples(self, own: NDArray[np.int64], chosen: NDArray[np.int64]) -> MaskableDictRolloutBufferSamples:
-        """A minibatch: rows of the own decisions, and of those of all workers."""
-        values, log_probs, advantages, returns = (
-            self.to_torch(getattr(self, name)[chosen].flatten()) for name in JOINED
-        )
+        """A minibatch: the own decisions, and those of all workers, counted place by place as SB3 does."""
+
+        def rows(columns: NDArray[Any], which: NDArray[np.int64]) -> Any:
+            return self.to_torch(columns[which % self.buffer_size, which // self.buffer_size])
+
+        values, log_probs, advantages, returns = (rows(getattr(self, name), chosen) for name in JOINED)
         return MaskableDictRolloutBufferSamples(
-            observations={name: self.to_torch(rows[own]) for name, rows in self.observations.items()},
-            actions=self.to_torch(self.actions[own]),
+            observations={name: rows(columns, own) for name, columns in self.observations.items()},
+            actions=rows(self.actions, own),
             old_values=values,
             old_log_prob=log_probs,
             advantages=advantages,
             returns=returns,
-            action_masks=self.to_torch(self.action_masks[own].reshape(-1, self.mask_dims)),
+            action_masks=rows(self.action_masks, own).reshape(-1, self.mask_dims),
         )
 
 

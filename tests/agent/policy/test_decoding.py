@@ -64,7 +64,7 @@ def test_the_greedy_placement_comes_before_samples_and_particles(policy: Policy,
 
 def test_side_by_side_is_as_one_by_one(policy: Policy) -> None:
     problems = [random_problem(seed, n_ops=20 + 10 * seed, n_devices=2 + seed) for seed in range(4)]
-    together = decode_many(policy, problems)
+    together = decode_many(policy, problems, threads=2)
     for problem, placements in zip(problems, together, strict=True):
         np.testing.assert_array_equal(placements, decode(policy, problem))
 

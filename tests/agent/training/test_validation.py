@@ -21,7 +21,7 @@ ORDERS = ("topo", "bfs", "b-level")
 def test_all_orders_are_placed_and_no_more_than_needed(n_problems, monkeypatch):
     placed = Counter()
 
-    def greedy_ratios(policy, problems, order, step_timer):
+    def greedy_ratios(policy, problems, order):
         placed.update((problem, order) for problem in problems)
         return [1.0 + ORDERS.index(order)] * len(problems)
 

@@ -114,6 +114,7 @@ def mdp_arrays_at(packed, i):
         update=a.update[first[OPS] : last[OPS]],
         update_bytes=a.update_bytes[first[OPS] : last[OPS]],
         is_gradient=a.is_gradient[first[OPS] : last[OPS]],
+        waits=a.waits[first[OPS] : last[OPS]],
         tail_s=a.tail_s[first[OPS] : last[OPS]],
         joined=a.joined[first[OPS] : last[OPS]],
         beside=a.beside[first[OPS] : last[OPS]],

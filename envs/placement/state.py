@@ -54,6 +54,7 @@ class MdpArrays(NamedTuple):
     update: IntArray  # (n_ops,) update of a parameter that what an op makes goes to, -1 = none
     update_bytes: FloatArray  # (n_ops,) what it reads
     is_gradient: IntArray  # (n_ops,) 1 = the update reads it from the op, not from a sum that the op adds to
+    waits: IntArray  # (n_ops,) 1 = placed alone, and only an update, or a sum that waits, reads what it makes
     tail_s: FloatArray  # (n_ops,) longest path from an op to the end of the step, each op at its least time
     joined: IntArray  # (n_ops,) tensor of an op that is read beside another one, -1 = none
     beside: IntArray  # (n_ops,) the other one, such as the sum that a gradient is added to
@@ -113,10 +114,11 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
     scales[MEAN_OP_S] = seconds.mean() if len(seconds) else 1.0
     scales[REWARD_S] = problem.scale_s
     is_compute, is_gradient = graph.is_compute.astype(np.int64), np.zeros(graph.n_ops, dtype=np.int64)
+    waits = (np.bincount(graph.unit_of, is_compute) == 1)[graph.unit_of] * is_compute
     update, joined, beside = np.full((3, graph.n_ops), -1)
     update_bytes, tail_s, moved_bytes = np.zeros((3, graph.n_ops))
     least_s = problem.op_seconds.min(axis=1)
-    _follow_readers(problem.arrays, is_compute, least_s, update, update_bytes, is_gradient, tail_s)
+    _follow_readers(problem.arrays, is_compute, least_s, update, update_bytes, is_gradient, waits, tail_s)
     _find_joins(problem.arrays, is_compute, joined, beside, moved_bytes)
     return MdpArrays(
         unit_of=graph.unit_of,
@@ -126,6 +128,7 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
         update=update,
         update_bytes=update_bytes,
         is_gradient=is_gradient,
+        waits=waits,
         tail_s=tail_s,
         joined=joined,
         beside=beside,
@@ -138,7 +141,7 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
 
 
 @kernel(entry=True)
-def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, tail_s):
+def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, waits, tail_s):
     """Finds the updates that outputs go to, and the least time from each op to the end of the step.
 
     That is the update, an op that no episode visits, that reads the op's largest tensor, the first of equal
@@ -148,22 +151,26 @@ def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, t
         p: `ProblemArrays`. is_compute: as in `MdpArrays`.
         least_s: the least time of each op on a device, (n_ops,).
         update: filled with -1; written. update_bytes, is_gradient, tail_s: zeros; written; as in `MdpArrays`.
+        waits: 1 where a compute op is placed alone; written; as in `MdpArrays`.
     """
     for op in range(len(p.is_source) - 1, -1, -1):
         first, last = p.output_ptr[op], p.output_ptr[op + 1]
-        n_readers, reader = 0, op
+        n_readers, reader, is_alone = 0, op, waits[op]
         for k in range(first, last):
             tensor = p.output_item[k]
             for at in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
                 reader, n_readers = p.consumer_item[at], n_readers + 1
+                waits[op] &= is_compute[reader] == 0
                 tail_s[op] = max(tail_s[op], tail_s[reader] + least_s[reader])
                 is_larger = p.size[tensor] > update_bytes[op]
                 is_first = p.size[tensor] == update_bytes[op] and reader < update[op]
                 if is_compute[op] and not is_compute[reader] and (is_larger or is_first):
                     update[op], update_bytes[op], is_gradient[op] = reader, p.size[tensor], 1
+        waits[op] &= is_gradient[op]
         adds = is_compute[op] and last - first == 1 and n_readers == 1 and not is_gradient[op]
         if adds and p.size[p.output_item[first]] == update_bytes[reader] > 0.0:
             update[op], update_bytes[op] = update[reader], update_bytes[reader]
+            waits[op] = is_alone & waits[reader]
 
 
 @kernel(entry=True)

@@ -17,9 +17,12 @@ from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 from graphs.system.running_time import Clock
 
-STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
-MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
-"""Columns of the observation: step time and mean finish at the furthest horizon."""
+COSTS = tuple(
+    getattr(COLUMN, f"rollout_{what}_{horizon}_over_least")
+    for horizon in HORIZONS[1:]
+    for what in ("step_time", "mean_finish")
+)
+"""Columns of the observation: step time and mean finish at all horizons but the near one."""
 TEMPERATURE = 0.1
 """By what the cost of a device is divided where devices are drawn."""
 PARTICLES = 63
@@ -169,5 +172,8 @@ def choose(features, mask, draw):
 
 @kernel
 def cost(row):
-    """Computes the step time after a device's rollout plus the mean finish, both over the least."""
-    return np.float64(row[STEP_TIME]) + row[MEAN_FINISH]
+    """Computes the mean, over the horizons, of step time plus mean finish after a device's rollouts."""
+    total = 0.0
+    for column in COSTS:
+        total += np.float64(row[column])
+    return total / 2.0

@@ -10,8 +10,8 @@ from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 
-HORIZONS = ("near", "far")
-"""The horizons at which a truncated rollout is recorded."""
+HORIZONS = ("near", "path", "far")
+"""The horizons at which truncated rollouts are recorded; `path` is that of the ops that others wait for."""
 
 STATE, LOOKAHEAD, CONSUMERS, ROLLOUT = GROUPS = ("state", "lookahead", "consumers", "rollout")
 """The sources of a feature: the state alone; a simulation with the op on the device, and where its neighbours

@@ -24,7 +24,8 @@ from graphs.system.jit import kernel
 
 NEAR, FAR, FAR_OF_LONG, LONG = 8, 64, 32, 1_500
 """Numbers of decisions at the horizons, the one at hand included; further than `FAR_OF_LONG` looks no rollout
-in an episode of more than `LONG` visits, as it would take too long."""
+in an episode of more than `LONG` visits, as it would take too long. The path is looked at half as far."""
+PATH = HORIZONS.index("path")
 JOIN_SHARE, LINK_PRICE = 0.75, 0.25
 """Weight of the time at which an output and what is read beside it are in one place, the rest being that of
 the finish; and of the seconds of copies. Chosen on 45 draws of the families that policies train on."""
@@ -76,41 +77,50 @@ def simulate_rollouts(m, p, episode, ahead):
     """
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
-        copy(episode.load, ahead.load)
-        copy(episode.updates_s, ahead.updates_s)
-        copy(episode.waiting_s, ahead.waiting_s)
-        n_units, n_seen = simulate_ahead(m, p, episode, device, ahead)
-        restore_episode(m, episode, ahead, n_units, n_seen)
+        first, meets = 0, True
+        while meets and first <= PATH:
+            copy(episode.load, ahead.load)
+            copy(episode.updates_s, ahead.updates_s)
+            copy(episode.waiting_s, ahead.waiting_s)
+            n_units, n_seen, meets = simulate_ahead(m, p, episode, device, first, ahead)
+            restore_episode(m, episode, ahead, n_units, n_seen)
+            first += PATH
 
 
 @kernel(inline=True)
-def simulate_ahead(m, p, episode, first_device, ahead):
+def simulate_ahead(m, p, episode, first_device, first, ahead):
     """Places the unit at hand on a device and the units after it by the rule.
 
     A rollout visits ops until it would decide more units than the far horizon. That is looked at when all
-    later ops of decided units ran too, such as the backward ops of modules.
+    later ops of decided units ran too, such as the backward ops of modules. To the path's horizon, ops that
+    only updates wait for are left out, such as those that make gradients of weights: they can give way to
+    others, which the rule does not know of. If there are such ops, another rollout is needed.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `device_of` and the timeline are written.
         first_device: index of the candidate, int.
-        ahead: `RolloutScratch` with an empty log; written: the column `first_device` of `time_s` and
-            `finish_s`, and what `restore_episode` needs.
+        first: index of the first horizon to record: 0 for all of them, `PATH` for that alone.
+        ahead: `RolloutScratch` with an empty log; written: the column `first_device` of the results, and
+            what `restore_episode` needs.
 
     Returns:
-        Numbers of units placed and of visits looked at.
+        Numbers of units placed and of visits looked at, and whether ops must be left out on the path.
     """
     visits, device_of, timeline = episode.visits, episode.device_of, episode.timeline
     position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]
-    n_units = n_run = level = at = 0
-    horizons = NEAR, FAR if len(visits) <= LONG else FAR_OF_LONG
+    n_units, n_run, at, level, meets = 0, 0, 0, first, False
+    far = FAR if len(visits) <= LONG else FAR_OF_LONG
+    horizons, stop = (NEAR, far // 2, far), PATH + 1 if first == PATH else len(HORIZONS)
     n_waiting = episode.state[N_WAITING]
     time_s, sum_s = episode.time_s[0], 0.0
-    while at < n_visits and (n_waiting or level < len(HORIZONS)):
+    while at < n_visits and (level < stop or (n_waiting and first < PATH)):
         op = visits[position + at]
         ahead.start_before[at] = timeline.start[op]
         ahead.finish_before[at] = timeline.finish[op]
-        if device_of[op] < 0 and level < len(HORIZONS):
+        gives_way = at > 0 and m.waits[op] and device_of[op] < 0
+        meets |= gives_way and level <= PATH
+        if device_of[op] < 0 and level < stop and not (gives_way and first == PATH):
             device = first_device if at == 0 else soonest_use(m, p, episode, op, ahead)
             unit = m.unit_of[op]
             for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
@@ -131,16 +141,16 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             n_run, n_waiting = n_run + 1, n_waiting - 1
         at += 1
         decides_next = at < n_visits and device_of[visits[position + at]] < 0
-        while level < len(HORIZONS) and decides_next and n_units >= horizons[level]:
+        while level < stop and decides_next and n_units >= horizons[level]:
             ahead.time_s[level, first_device] = time_s
             ahead.finish_s[level, first_device] = sum_s / n_run
             ahead.drained_s[level, first_device] = drained(p, timeline, ahead.updates_s)
             level += 1
-    for last in range(min(level, len(HORIZONS) - 1), len(HORIZONS)):
+    for last in range(level if first == PATH else min(level, stop - 1), stop):
         ahead.time_s[last, first_device] = time_s
         ahead.finish_s[last, first_device] = sum_s / n_run
         ahead.drained_s[last, first_device] = drained(p, timeline, ahead.updates_s)
-    return n_units, at
+    return n_units, at, meets
 
 
 @kernel(inline=True)

@@ -148,6 +148,15 @@ class ReferenceEpisode:
         goal = self.update(readers[0])
         return goal if goal and goal[1] == self.graph.tensor_bytes[outputs[0]] else None
 
+    def waits(self, op: int) -> bool:
+        """Whether an op is placed alone, and only an update, or such a sum for one, reads what it makes."""
+        readers = [int(r) for t in self.graph.outputs.row(op) for r in self.graph.consumers.row(t)]
+        if sum(map(self.graph.is_compute.__getitem__, self.unit(op))) != 1 or not self.update(op):
+            return False
+        if self.gradient(op):
+            return not any(map(self.graph.is_compute.__getitem__, readers))
+        return self.waits(readers[0])
+
     def tail_s(self, op: int) -> float:
         """The longest path of ops from an op to the end of the step, each at its least time."""
         readers = {int(r) for t in self.graph.outputs.row(op) for r in self.graph.consumers.row(t)}

@@ -269,8 +269,9 @@ def rollout_features(episode: ReferenceEpisode) -> dict[str, Column]:
     features: dict[str, Column] = {}
     nothing = [Reached(time_s=0.0, mean_finish_s=0.0, drained_s=0.0) for _ in episode.devices]
     improving = isinstance(episode, Improve)
-    rollouts = [] if improving else [Rollout(episode, device) for device in episode.devices]
     for horizon, n_decisions in horizons(len(episode.visits)).items():
+        of_path, devices = horizon == "path", () if improving else episode.devices
+        rollouts = [Rollout(episode, device, of_path=of_path) for device in devices]
         reached = [rollout.after(n_decisions) for rollout in rollouts] or nothing
         time_s = over_least([each.time_s for each in reached])
         finish_s = over_least([each.mean_finish_s for each in reached])

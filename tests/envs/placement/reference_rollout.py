@@ -17,10 +17,11 @@ from tests.envs.placement.reference_timeline import copy_start_s, link_of, sends
 def horizons(n_visits: int) -> dict[str, int]:
     """Decisions after which the step is looked at in an episode of some visits, that at hand included.
 
-    A horizon ends where the next decision is due. The far one includes what is left then of the ops of
-    decided units.
+    A horizon ends where the next op is due that is not placed. The far one includes what is left then of the
+    ops of decided units; to that of the path, ops that only updates wait for are left out.
     """
-    return {"near": 8, "far": 64 if n_visits <= 1_500 else 32}
+    far = 64 if n_visits <= 1_500 else 32
+    return {"near": 8, "path": far // 2, "far": far}
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Rollout:
     op at hand goes to its device even where that lacks the memory.
     """
 
-    def __init__(self, episode: ReferenceEpisode, first_device: int) -> None:
+    def __init__(self, episode: ReferenceEpisode, first_device: int, *, of_path: bool = False) -> None:
         self.episode, self.graph, self.cluster = episode, episode.graph, episode.cluster
         self.timeline = copy.deepcopy(episode.timeline)
         self.device_of = list(episode.device_of)
@@ -48,10 +49,12 @@ class Rollout:
         self.after_decision: list[Reached] = []
         self.waiting_s = dict(episode.waiting_s)
         time_s, finishes = episode.time_s, []
-        far = horizons(len(episode.visits))["far"]
+        last = horizons(len(episode.visits))["path" if of_path else "far"]
         for op in episode.visits[episode.position :]:
             if self.device_of[op] < 0:
-                if len(self.after_decision) == far:
+                if len(self.after_decision) == last and of_path:
+                    break
+                if len(self.after_decision) == last or (of_path and op != episode.op and episode.waits(op)):
                     continue
                 self.after_decision.append(Reached(time_s, 0.0, 0.0))
                 self.place(op, first_device if op == episode.op else self.best_device(op))

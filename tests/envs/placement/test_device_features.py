@@ -136,6 +136,23 @@ def test_rollout_features_of_a_hand_made_instance() -> None:
         np.testing.assert_allclose(finish_s, np.log1p([0.0, 0.8125, 0.0]), rtol=1e-6)
 
 
+def test_on_the_path_gradients_of_weights_give_way() -> None:
+    """Only an update, placed with a on y, reads `gradient`, which takes 4 s; `next` reads what a makes."""
+    names = {"a": 1.0, "b": 1.0, "gradient": 4.0, "next": 1.0, "update": 0.0}
+    ops = [{"name": name, "seconds": {"gpu": seconds}} for name, seconds in names.items()]
+    ops[0] |= {"colocate": 0}
+    ops[-1] |= {"colocate": 0, "phase": "optimizer"}
+    graph = build_graph("gives-way", "", ops, [(0, 8.0, [3]), (1, 8.0, [2]), (2, 0.8, [4])])
+    table = features_after_the_first_op_went_to_the_second_device(graph)
+    # With b on y until 2 s, the gradient is there until 6 and `next` elsewhere until 3.25, or on y until 3;
+    # with b elsewhere until 1, the gradient is there until 5, in 0.35 s on y, and `next` on y until 2.
+    for horizon, later_s, step_s in (("far", (2 + 6 + 3.25 - 1 - 5 - 2) / 3, 0.65), ("path", 1.0, 1.0)):
+        later = table[f"rollout_mean_finish_{horizon}_over_least"]
+        np.testing.assert_allclose(later, np.log1p([0.0, later_s / 1.75, 0.0]), rtol=1e-6)
+        time_s = table[f"rollout_step_time_{horizon}_over_least"]
+        np.testing.assert_allclose(time_s, np.log1p([0.0, step_s / 1.75, 0.0]), rtol=1e-6)
+
+
 def test_features_of_a_unit_are_those_of_all_its_compute_ops() -> None:
     ops = [("a", 1.0, 0), ("b", 1.0, 1), ("c", 2.0, 0), ("d", 3.0, 1)]
     graph = build_graph(

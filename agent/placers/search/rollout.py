@@ -176,4 +176,4 @@ def cost(row):
     total = 0.0
     for column in COSTS:
         total += np.float64(row[column])
-    return total / 2.0
+    return total / (len(HORIZONS) - 1)

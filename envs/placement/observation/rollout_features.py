@@ -73,18 +73,18 @@ def simulate_rollouts(m, p, episode, ahead):
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`, incremental; changed and restored.
-        ahead: `RolloutScratch`; `time_s` and `finish_s` are the result, the rest is scratch.
+        ahead: `RolloutScratch`; `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch.
     """
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
-        first, meets = 0, True
-        while meets and first <= PATH:
-            copy(episode.load, ahead.load)
-            copy(episode.updates_s, ahead.updates_s)
-            copy(episode.waiting_s, ahead.waiting_s)
-            n_units, n_seen, meets = simulate_ahead(m, p, episode, device, first, ahead)
-            restore_episode(m, episode, ahead, n_units, n_seen)
-            first += PATH
+        is_needed = True
+        for first in (0, PATH):
+            if is_needed:
+                copy(episode.load, ahead.load)
+                copy(episode.updates_s, ahead.updates_s)
+                copy(episode.waiting_s, ahead.waiting_s)
+                n_units, n_seen, is_needed = simulate_ahead(m, p, episode, device, first, ahead)
+                restore_episode(m, episode, ahead, n_units, n_seen)
 
 
 @kernel(inline=True)
@@ -105,7 +105,7 @@ def simulate_ahead(m, p, episode, first_device, first, ahead):
             what `restore_episode` needs.
 
     Returns:
-        Numbers of units placed and of visits looked at, and whether ops must be left out on the path.
+        Numbers of units placed and of visits looked at, and whether the path needs another rollout.
     """
     visits, device_of, timeline = episode.visits, episode.device_of, episode.timeline
     position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]

@@ -40,8 +40,9 @@ N_BINS, N_PARTS = 500, 300
 """Parts of a step: bars that are shorter than a bin are joined; a curve has a step for each part."""
 WIDTH_IN, ROW_IN, MEMORY_IN = 10.0, 0.32, 2.1
 LABEL_CHARS = 24
-WIDE, NEAR = 0.01, 2.5
-"""Share of the axis from which on bars have edges and numbers; times the peak up to which capacities show."""
+WIDE, NEAR, LEAST = 0.01, 2.5, 5e-4
+"""Share of the axis from which on bars have edges and numbers; times the peak up to which capacities show;
+GiB or MiB below which a device has no curve."""
 DASHES = ("-", "--", ":")
 """Line styles, which tell devices of one colour apart."""
 
@@ -203,7 +204,7 @@ def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s
     edges = np.linspace(0.0, per_s * until_s, N_PARTS + 1)
     rows = rows_of(objective.problem, placement.device_of)
     peak, capacity = curves.max(axis=1) / size, cluster.memory_bytes / size
-    for device in np.argsort(rows)[peak[np.argsort(rows)] > 0].tolist():
+    for device in np.argsort(rows)[peak[np.argsort(rows)] >= LEAST].tolist():
         name, row = shortened(cluster.devices[device].name, LABEL_CHARS), int(rows[device])
         axes.stairs(
             curves[device] / size,

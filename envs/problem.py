@@ -13,6 +13,7 @@ from envs.problem_arrays import FIFO, PROGRAM, ProblemArrays
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
+from graphs.system.numbers import four_digits
 
 
 class InfeasibleError(InputError):
@@ -223,7 +224,8 @@ class Problem:
         is_updated = any(graph.phases[op] == "optimizer" for op in ops)
         state = total - sum(parts.values())
         parts["optimizer state" if is_updated else "other"] = state
-        told = ", ".join(f"{size / 1e9:.3g} {name}" for name, size in parts.items() if size > 1e-3 * total)
+        large = {name: four_digits(size / 1e9) for name, size in parts.items() if size > 1e-3 * total}
+        told = ", ".join(f"{size} {name}" for name, size in large.items())
         remedy = "use a larger device"
         if any("embedding" in graph.op_types[op] for op in ops):
             remedy = f"rows of a table are not split over devices; {remedy}"
@@ -231,7 +233,7 @@ class Problem:
             remedy += ", or sparse=True with SGD, which keeps no optimizer state" if is_dense else ""
         elif is_updated and total - state <= memory_bytes:
             remedy += ", or SGD, which keeps no optimizer state"
-        return f"{total / 1e9:.3g} GB ({told})", remedy
+        return f"{four_digits(total / 1e9)} GB ({told})", remedy
 
     @cached_property
     def always_fits(self) -> bool:

@@ -168,9 +168,11 @@ def test_the_closing_lines_name_what_was_cut_short() -> None:
         "on one screen: http://localhost:6006/#custom_scalars",
     ]
     gained = replace(result, reinforcement={"score": (0.61, 0.5), "held_out": (0.7, 0.65)})
-    assert closing_lines(gained, Path("runs/x")).splitlines()[2] == (
-        "by reinforcement: score 0.610 -> 0.500, held out 0.700 -> 0.650"
-    )
+    assert closing_lines(gained, Path("runs/x")).splitlines()[2:5] == [
+        "by reinforcement:",
+        "  score 0.610 -> 0.500",
+        "  held out 0.700 -> 0.650",
+    ]
     short = replace(result, cut_short=("imitation: 1 of 3 passes", "reinforcement: 10 of 20 decisions"))
     assert closing_lines(short, Path("runs/x")).splitlines()[2:5] == [
         "cut short by --minutes:",

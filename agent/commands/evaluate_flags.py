@@ -100,7 +100,12 @@ class RunFlags(Settings, error=EvaluationError):
 
     profile: bool = option(False, "time the ops first, and place the model by these times", group=MEASURE)
     measured: int | None = option(
-        None, "measure the K best placements, and one device", group=MEASURE, least=1, most=MANY, metavar="K"
+        None,
+        "measure the K best placements, and that of `single`, if placed",
+        group=MEASURE,
+        least=1,
+        most=MANY,
+        metavar="K",
     )
     adapt: bool = option(
         False,

@@ -36,7 +36,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     main_flags.add_argument("--resume", action="store_true", default=False, help="resume a stopped run")
     main_flags.add_argument(
-        "--compile", action="store_true", default=False, help="compile the loops of all commands, then exit"
+        "--compile",
+        action="store_true",
+        default=False,
+        help="compile the loops that most commands use, then exit",
     )
     return parser
 

@@ -186,8 +186,9 @@ def train_in(context: LocalContext) -> int:
         return 1
     print(closing_lines(result, context.folder))
     if not context.has_reported:
-        limits = f"--timesteps above {result.timesteps:,}" + " or --minutes" * (config.limit_s < math.inf)
-        print(f"nothing was left to train; to go on, resume with {limits}")
+        is_through = result.timesteps >= config.timesteps
+        limit = f"--timesteps above {result.timesteps:,}" if is_through else "--minutes"
+        print(f"nothing was left to train; to go on, resume with {limit}")
     return 0
 
 
@@ -217,7 +218,7 @@ def closing_lines(result: Result, folder: Path) -> str:
         f"{use.replace('_', ' ')} {old:.3f} -> {new:.3f}" for use, (old, new) in result.reinforcement.items()
     ]
     if gains:
-        lines.append(f"by reinforcement: {', '.join(gains)}")
+        lines += ["by reinforcement:", *(f"  {gain}" for gain in gains)]
     if result.cut_short:
         lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
     return "\n".join([*lines, CURVES.format(folder)])

@@ -18,7 +18,7 @@ from agent.policy.placers import learned, policy_greedy
 if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
 
-ROLLOUT_COST, WALK_COST = 26.0, 1.6
+ROLLOUT_COST, WALK_COST = 31.0, 1.5
 """About how many times as long as a list schedule `rollout` takes, and as `rollout` a walk of the policy."""
 PROBED_UNITS = 2_000
 """Placement units from which on that is too rough, and the first decisions of a rollout are timed."""

@@ -134,7 +134,7 @@ class _Training:
         """Goes through the phases until each is done or its time is up, or the context wants to stop."""
         self._agree_to_stop()
         if self.config.leaves_imitation_out:
-            self.context.announce("no imitation, as it helps only trainings of four minutes or more", 0.0)
+            self.context.announce("no imitation in under four minutes", 0.0)
         if self.state.iteration == 0 and not self._stops:
             self._report_untrained()
         for phase in self.phases:

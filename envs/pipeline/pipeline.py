@@ -46,7 +46,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
-        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE} or {SEARCHED}"
+        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE}, {SEARCHED} or {AUTO}"
         if name not in (*SCHEDULES, AUTO) or (count and name != INTERLEAVED):
             raise PipelineError(f"unknown schedule '{shortened(self.schedule)}'; {known}")
         if count and count not in map(str, range(1, 1001)):

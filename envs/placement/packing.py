@@ -116,6 +116,8 @@ def mdp_arrays_at(packed, i):
         is_gradient=a.is_gradient[first[OPS] : last[OPS]],
         waits=a.waits[first[OPS] : last[OPS]],
         tail_s=a.tail_s[first[OPS] : last[OPS]],
+        end_s=a.end_s[first[OPS] : last[OPS]],
+        by_end_s=a.by_end_s[first[OPS] : last[OPS]],
         joined=a.joined[first[OPS] : last[OPS]],
         beside=a.beside[first[OPS] : last[OPS]],
         allowed=a.allowed[first[UNITS_BY_DEVICES] : last[UNITS_BY_DEVICES]].reshape((n_units, n_devices)),

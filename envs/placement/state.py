@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from envs.placement.masks import Mask
     from envs.problem import Problem
 
-POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST = range(6)
+POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST, TO_COME = range(7)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
 whether the timeline grows by one op at a time (1) or is simulated again (0), while constructing the number
-of ops that are decided and not visited yet, the number of decisions taken, and while constructing the number
-of units in `MdpArrays.by_seconds` that are known to be placed."""
+of ops that are decided and not visited yet, the number of decisions taken, and while constructing the numbers
+of units in `MdpArrays.by_seconds` that are known to be placed, and of ops in `by_end_s` that are known to be
+visited, which are all if visits are not in program order."""
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -56,6 +57,8 @@ class MdpArrays(NamedTuple):
     is_gradient: IntArray  # (n_ops,) 1 = the update reads it from the op, not from a sum that the op adds to
     waits: IntArray  # (n_ops,) 1 = placed alone, and only an update, or a sum that waits, reads what it makes
     tail_s: FloatArray  # (n_ops,) longest path from an op to the end of the step, each op at its least time
+    end_s: FloatArray  # (n_ops,) the same from the start of a compute op; -inf for others
+    by_end_s: IntArray  # (n_ops,) ops, those first from whose start the step takes longest
     joined: IntArray  # (n_ops,) tensor of an op that is read beside another one, -1 = none
     beside: IntArray  # (n_ops,) the other one, such as the sum that a gradient is added to
     allowed: BoolArray  # (n_units, n_devices) devices that the mask allows a unit, whatever the memory
@@ -75,7 +78,7 @@ class Episode(NamedTuple):
     busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
     updates_s: FloatArray  # (n_devices,) seconds of the updates of the units on a device
-    state: IntArray  # (6,) columns POSITION ... LONGEST
+    state: IntArray  # (7,) columns POSITION ... TO_COME
     waiting_s: FloatArray  # (n_clocks,) seconds of copies of gradients that links carry after all else
     time_s: FloatArray  # (1,) step time of what is simulated
     best_s: FloatArray  # (1,) while improving, the least step time of a placement within the memory
@@ -94,7 +97,7 @@ class Episodes(NamedTuple):
     busy: FloatArray  # (n, max_devices)
     load: FloatArray  # (n, max_devices)
     updates_s: FloatArray  # (n, max_devices)
-    state: IntArray  # (n, 6)
+    state: IntArray  # (n, 7)
     waiting_s: FloatArray  # (n, max_clocks)
     time_s: FloatArray  # (n, 1)
     best_s: FloatArray  # (n, 1)
@@ -119,6 +122,7 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
     update_bytes, tail_s, moved_bytes = np.zeros((3, graph.n_ops))
     least_s = problem.op_seconds.min(axis=1)
     _follow_readers(problem.arrays, is_compute, least_s, update, update_bytes, is_gradient, waits, tail_s)
+    end_s = np.where(is_compute, tail_s + least_s, -np.inf)
     _find_joins(problem.arrays, is_compute, joined, beside, moved_bytes)
     return MdpArrays(
         unit_of=graph.unit_of,
@@ -130,6 +134,8 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
         is_gradient=is_gradient,
         waits=waits,
         tail_s=tail_s,
+        end_s=end_s,
+        by_end_s=np.argsort(-end_s, kind="stable"),
         joined=joined,
         beside=beside,
         allowed=mask.table(problem),
@@ -277,7 +283,7 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
         busy=np.zeros((n, max_devices)),
         load=np.zeros((n, max_devices)),
         updates_s=np.zeros((n, max_devices)),
-        state=np.zeros((n, 6), dtype=np.int64),
+        state=np.zeros((n, 7), dtype=np.int64),
         waiting_s=np.zeros((n, n_clocks(max_devices))),
         time_s=np.zeros((n, 1)),
         best_s=np.zeros((n, 1)),
@@ -302,8 +308,10 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
     episodes.waiting_s[e] = episodes.updates_s[e] = 0.0
     episodes.best_s[e] = np.inf
     episodes.device_of[e] = episodes.simulated[e] = -1
-    columns = [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST]
-    episodes.state[e, columns] = 0, -1, is_incremental, 0, 0, 0
+    episodes.state[e] = 0
+    episodes.state[e, [LAST_DEVICE, IS_INCREMENTAL]] = -1, is_incremental
+    if (np.diff(visits) < 0).any():
+        episodes.state[e, TO_COME] = episodes.device_of.shape[1]
 
 
 def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray) -> None:

@@ -93,7 +93,7 @@ def _learned_line(runs: ByRun, ranked: Sequence[Run]) -> str:
 
 
 def _ranked(runs: ByRun) -> list[Run]:
-    """Placers by the number of graphs that they solved, then by step time on those that all of these did."""
+    """Placers that solved most graphs, by step time on those that all of these did; ties as in the trials."""
     solved = {
         run: {where: log for where, each in by_where.items() if (log := log_time(each)) is not None}
         for run, by_where in runs.items()
@@ -108,7 +108,7 @@ def _ranked(runs: ByRun) -> list[Run]:
         common = [logs[where] for where in shared] or list(logs.values())
         return math.fsum(common) / len(common)
 
-    return sorted(full, key=lambda run: (mean(run), run))
+    return sorted(full, key=lambda run: round(mean(run), 9))
 
 
 def _against_others(runs: ByRun, ranked: Sequence[Run], *, parallel_is_used: bool) -> Iterator[str]:

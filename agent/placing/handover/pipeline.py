@@ -112,7 +112,8 @@ def pipeline_lines(objective: PipelineObjective, stages: Stages, step: PipelineT
         lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}")
     lines[2] += f", {step.bubble_share:.0%} idle"
     lines[3] += baselines.uncut
-    lines[4] += f" on {baselines.data_parallel.n_replicas} devices"
+    n_replicas = baselines.data_parallel.n_replicas
+    lines[4] = lines[4].replace(" a step", f" a step on {n_replicas} device{'s' * (n_replicas > 1)}")
     lines[4] += ", each a whole batch of its own" if baselines.data_parallel.own_batches else ""
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
     for row in stage_rows(objective.pipelined, stages, step):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.placement.observation.features import HORIZONS
-from envs.placement.state import N_WAITING, POSITION, queue_gradient, update_device, updated_s
+from envs.placement.state import N_WAITING, POSITION, TO_COME, queue_gradient, update_device, updated_s
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
@@ -26,9 +26,12 @@ NEAR, FAR, FAR_OF_LONG, LONG = 8, 64, 32, 1_500
 """Numbers of decisions at the horizons, the one at hand included; further than `FAR_OF_LONG` looks no rollout
 in an episode of more than `LONG` visits, as it would take too long. The path is looked at half as far."""
 PATH = HORIZONS.index("path")
-JOIN_SHARE, LINK_PRICE = 0.75, 0.25
+SEEN = 64
+"""Ops to come of which it is found when they could start, at most."""
+JOIN_SHARE, LINK_PRICE, GAP_PRICE = 0.75, 0.25, 0.125
 """Weight of the time at which an output and what is read beside it are in one place, the rest being that of
-the finish; and of the seconds of copies. Chosen on 45 draws of the families that policies train on."""
+the finish; of the seconds of copies; and of those in which the device waits for the inputs. Chosen on 45
+draws of the families that policies train on."""
 
 
 class RolloutScratch(NamedTuple):
@@ -112,7 +115,7 @@ def simulate_ahead(m, p, episode, first_device, first, ahead):
     n_units, n_run, at, level, meets = 0, 0, 0, first, False
     far = FAR if len(visits) <= LONG else FAR_OF_LONG
     horizons, stop = (NEAR, far // 2, far), PATH + 1 if first == PATH else len(HORIZONS)
-    n_waiting = episode.state[N_WAITING]
+    n_waiting, last_run = episode.state[N_WAITING], -1
     time_s, sum_s = episode.time_s[0], 0.0
     while at < n_visits and (level < stop or (n_waiting and first < PATH)):
         op = visits[position + at]
@@ -138,19 +141,75 @@ def simulate_ahead(m, p, episode, first_device, first, ahead):
             queue_gradient(m, p, device_of, ahead.waiting_s, op)
             time_s = max(time_s, end, finish + m.tail_s[op])
             sum_s += finish
-            n_run, n_waiting = n_run + 1, n_waiting - 1
+            last_run, n_run, n_waiting = op, n_run + 1, n_waiting - 1
         at += 1
         decides_next = at < n_visits and device_of[visits[position + at]] < 0
         while level < stop and decides_next and n_units >= horizons[level]:
-            ahead.time_s[level, first_device] = time_s
-            ahead.finish_s[level, first_device] = sum_s / n_run
-            ahead.drained_s[level, first_device] = drained(p, timeline, ahead.updates_s)
+            if first == PATH or level < PATH or (level == PATH and not meets):  # else recorded later
+                ahead.time_s[level, first_device] = least_step_s(m, p, episode, last_run, time_s)
+                ahead.finish_s[level, first_device] = sum_s / n_run
+                ahead.drained_s[level, first_device] = drained(p, timeline, ahead.updates_s)
             level += 1
     for last in range(level if first == PATH else min(level, stop - 1), stop):
-        ahead.time_s[last, first_device] = time_s
+        ahead.time_s[last, first_device] = least_step_s(m, p, episode, last_run, time_s)
         ahead.finish_s[last, first_device] = sum_s / n_run
         ahead.drained_s[last, first_device] = drained(p, timeline, ahead.updates_s)
     return n_units, at, meets
+
+
+@kernel
+def least_step_s(m, p, episode, last, time_s):
+    """Finds the least that the step can be by when each op to come could start.
+
+    An op can start where it comes soonest: its device is free, and what it reads of placed ops is there, sent
+    behind all that links carry so far. So a link or device that is blocked for it is seen long before it is.
+    Only those ops count that would lengthen the step if they started when all devices are free.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; if its visits are not in program order, no op to come counts.
+        last: index of the op visited last, int.
+        time_s: the least that the step can be by the visited ops, seconds.
+
+    Returns:
+        Seconds, at least `time_s`.
+    """
+    state, longest_s, free_s = episode.state, time_s, 0.0
+    for device in range(len(p.memory)):
+        free_s = max(free_s, episode.timeline.free[device])
+    at, n_seen = state[TO_COME], 0
+    while n_seen < SEEN and at < len(m.by_end_s) and free_s + m.end_s[m.by_end_s[at]] > time_s:
+        op = m.by_end_s[at]
+        if op > last:
+            n_seen += 1
+            longest_s = max(longest_s, earliest_s(p, episode, op, longest_s - m.end_s[op]) + m.end_s[op])
+        elif at == state[TO_COME] and op < episode.visits[state[POSITION]]:
+            state[TO_COME] += 1
+        at += 1
+    return longest_s
+
+
+@kernel
+def earliest_s(p, episode, op, enough_s):
+    """Finds when an op to come could start on the device where it comes soonest.
+
+    Args:
+        p: `ProblemArrays`. episode: `Episode`. op: index, int.
+        enough_s: time, seconds, up to which no earlier one is looked for.
+
+    Returns:
+        Seconds.
+    """
+    timeline, device_of, earliest = episode.timeline, episode.device_of, np.inf
+    for device in range(len(p.memory)):
+        start = timeline.free[device]
+        if start < earliest > enough_s:
+            for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
+                source = device_of[p.producer[p.input_item[k]]]
+                if source >= 0:
+                    start = max(start, there_s(p, timeline, p.input_item[k], source, device))
+            earliest = min(earliest, start)
+    return earliest
 
 
 @kernel(inline=True)
@@ -208,7 +267,8 @@ def soonest_use(m, p, episode, op, ahead):
 @kernel
 def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
     """Estimates when what an op makes is of use: the update that it goes to has ended, or else a mean of its
-    finish and of when it is in one place with what is read beside it; plus a price of the copies, each alone.
+    finish and of when it is in one place with what is read beside it; plus prices of the copies, each alone,
+    and of the time that the device waits for them, in which it runs nothing else.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
@@ -223,27 +283,20 @@ def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
     n_devices, ready, copies_s = len(p.memory), 0.0, 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
         tensor = p.input_item[k]
-        producer = p.producer[tensor]
-        source = device_of[producer]
+        source = device_of[p.producer[tensor]]
         if source < 0:
             continue
-        there = timeline.finish[producer]
-        if source != device:
-            arrival = timeline.arrival[tensor * n_devices + device]
-            if arrival >= 0.0:
-                there = arrival
-            else:
-                copy_s = transfer_seconds(p, p.size[tensor], source, device)
-                there = copy_start_s(p, timeline.free, source, device, there) + copy_s
-                copies_s += copy_s
-        ready = max(ready, there)
-    finish = finish_s(p, timeline.free, op, device, start_s(p, timeline.free, op, device, ready))
+        ready = max(ready, there_s(p, timeline, tensor, source, device))
+        if source != device and timeline.arrival[tensor * n_devices + device] < 0.0:
+            copies_s += transfer_seconds(p, p.size[tensor], source, device)
+    start = start_s(p, timeline.free, op, device, ready)
+    finish, gap_s = finish_s(p, timeline.free, op, device, start), start - timeline.free[device]
     if m.update[op] >= 0:
         target = update_device(m, device_of, op, device)
         if target >= 0:
             copies_s += transfer_seconds(p, m.update_bytes[op], device, target)
         end = updated_s(m, p, timeline, device_of, waiting_s, op, device, finish)
-        return end + LINK_PRICE * copies_s
+        return end + LINK_PRICE * copies_s + GAP_PRICE * gap_s
     join, beside = finish, m.beside[op]
     where = device_of[p.producer[beside]] if beside >= 0 else -1
     if where >= 0:
@@ -254,7 +307,30 @@ def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
             other_s = transfer_seconds(p, p.size[beside], where, device)
         join = max(finish + own_s, there + other_s)
         copies_s += own_s + other_s
-    return (1.0 - JOIN_SHARE) * finish + JOIN_SHARE * join + LINK_PRICE * copies_s
+    use_s = (1.0 - JOIN_SHARE) * finish + JOIN_SHARE * join
+    return use_s + LINK_PRICE * copies_s + GAP_PRICE * gap_s
+
+
+@kernel
+def there_s(p, timeline, tensor, source, device):
+    """Finds when a tensor is on a device, sent behind all that its link carries so far if it was not yet.
+
+    Args:
+        p: `ProblemArrays`. timeline: `Timeline`.
+        tensor: index, int.
+        source, device: where it is made and where it is to be, indices, int.
+
+    Returns:
+        Seconds.
+    """
+    made = timeline.finish[p.producer[tensor]]
+    if source == device:
+        return made
+    arrival = timeline.arrival[tensor * len(p.memory) + device]
+    if arrival >= 0.0:
+        return arrival
+    start = copy_start_s(p, timeline.free, source, device, made)
+    return start + transfer_seconds(p, p.size[tensor], source, device)
 
 
 @kernel(inline=True)

@@ -74,7 +74,7 @@ def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
     [
         (
             {"pipeline": "2f2b"},
-            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble, searched or auto",
         ),
         (
             {"pipeline": "1f1b", "placer": "heft"},

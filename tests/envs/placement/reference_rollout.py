@@ -63,11 +63,33 @@ class Rollout:
             episode.queue(op, self.device_of, self.waiting_s)
             time_s = max(time_s, end_s, finishes[-1] + episode.tail_s(op))
             mean_s = sum(finishes) / len(finishes)
-            self.after_decision[-1] = Reached(time_s, mean_s, self.drained_s())
+            self.after_decision[-1] = Reached(self.least_step_s(op, time_s), mean_s, self.drained_s())
 
     def after(self, horizon: int) -> Reached:
         """What is reached after some decisions, or at the end of the episode if that comes first."""
         return self.after_decision[min(horizon, len(self.after_decision)) - 1]
+
+    def least_step_s(self, last: int, time_s: float) -> float:
+        """The least that the step can be, as each op after the last one must start, run, and be followed.
+
+        Of the ops that would make the step longer if they began when all devices are free, the 64 that have
+        most after them count. In other orders than the program's none does.
+        """
+        episode, free_s = self.episode, max(self.timeline.device_free_s)
+        end_s = {op: episode.tail_s(op) + min(episode.op_s[op]) for op in episode.visits if op > last}
+        late = sorted((-end_s[op], op) for op in end_s if free_s + end_s[op] > time_s)[:64]
+        in_order = episode.visits == sorted(episode.visits)
+        return max([time_s, *(self.earliest_s(op) + end_s[op] for _, op in late if in_order)])
+
+    def earliest_s(self, op: int) -> float:
+        """When an op to come could start on some device, if each copy that it needs were issued next."""
+        return min(
+            max(
+                [self.timeline.device_free_s[device]]
+                + [self.there_s(tensor, source, device) for tensor, source in self.placed_inputs(op)]
+            )
+            for device in self.episode.devices
+        )
 
     def drained_s(self) -> float:
         """When the last device would have run the updates placed on it, that no visit is for."""
@@ -151,20 +173,22 @@ class Rollout:
         return min(sorted(few), key=lambda device: self.use_s(op, device), default=0)
 
     def use_s(self, op: int, device: int) -> float:
-        """When what an op makes on a device is of use, plus a quarter of the seconds of all copies for it.
+        """When what an op makes on a device is of use, plus a quarter of the seconds of all copies for it,
+        plus an eighth of those for which the device waits until it starts.
 
         That is when the update that it goes to ends. If there is none, it is a quarter of the finish and
         three quarters of the time at which it and what is read beside it are in one place: the smaller one
         moves.
         """
         finish_s, copies_s = self.finish_s(op, device), self.copies_s(op, device)
+        waits_s = (self.begin_s(op, device) - self.timeline.device_free_s[device]) / 8
         join = self.episode.join(op)
         if update := self.episode.update(op):
             target = device if update[0] in self.episode.unit(op) else self.device_of[update[0]]
             copies_s += transfer_s(self.cluster, update[1], device, target) if target >= 0 else 0.0
-            return self.updated_s(op, device, finish_s) + copies_s / 4
+            return self.updated_s(op, device, finish_s) + copies_s / 4 + waits_s
         if join is None or (where := self.device_of[self.producer(join[1])]) < 0:
-            return finish_s + copies_s / 4
+            return finish_s + copies_s / 4 + waits_s
         own_s, other_s = finish_s, self.made_s(join[1])
         if where != device:
             own_bytes, other_bytes = (float(self.graph.tensor_bytes[tensor]) for tensor in join)
@@ -175,7 +199,7 @@ class Rollout:
                 moved_s = transfer_s(self.cluster, other_bytes, where, device)
                 other_s += moved_s
             copies_s += moved_s
-        return finish_s / 4 + 3 / 4 * max(own_s, other_s) + copies_s / 4
+        return finish_s / 4 + 3 / 4 * max(own_s, other_s) + copies_s / 4 + waits_s
 
     def updated_s(self, op: int, device: int, finish_s: float) -> float:
         """When the update that an op's output goes to would end, as far as the rollout knows."""
@@ -200,17 +224,22 @@ class Rollout:
 
     def finish_s(self, op: int, device: int) -> float:
         """Finish of an op on a device if each copy that it needs, and it itself, were issued next."""
-        ready_s = 0.0
-        for tensor, source in self.placed_inputs(op):
-            there_s = self.made_s(tensor)
-            if (tensor, device) in self.timeline.arrival_s:
-                there_s = self.timeline.arrival_s[tensor, device]
-            elif source != device:
-                begin_s = copy_start_s(self.cluster, self.timeline, there_s, source, device)
-                size = float(self.graph.tensor_bytes[tensor])
-                there_s = begin_s + transfer_s(self.cluster, size, source, device)
-            ready_s = max(ready_s, there_s)
-        return self.slowed_finish_s(op, device, self.start_s(op, device, ready_s))
+        return self.slowed_finish_s(op, device, self.begin_s(op, device))
+
+    def begin_s(self, op: int, device: int) -> float:
+        """Start of an op on a device if each copy that it needs, and it itself, were issued next."""
+        there_s = [self.there_s(tensor, source, device) for tensor, source in self.placed_inputs(op)]
+        return self.start_s(op, device, max(there_s, default=0.0))
+
+    def there_s(self, tensor: int, source: int, device: int) -> float:
+        """When a tensor is on a device, if a copy that it needs were issued next."""
+        if source == device:
+            return self.made_s(tensor)
+        if (tensor, device) in self.timeline.arrival_s:
+            return self.timeline.arrival_s[tensor, device]
+        begin_s = copy_start_s(self.cluster, self.timeline, self.made_s(tensor), source, device)
+        size = float(self.graph.tensor_bytes[tensor])
+        return begin_s + transfer_s(self.cluster, size, source, device)
 
     def start_s(self, op: int, device: int, ready_s: float) -> float:
         """Start of an op that is issued next; one that takes no time need not be issued."""

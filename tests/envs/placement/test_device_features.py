@@ -34,6 +34,19 @@ def test_what_is_read_beside_an_output_is_the_largest_pair_the_first_if_they_tie
     assert arrays.beside.tolist() == [1, 0, 3, 1, -1]
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_only_what_is_placed_alone_waits_for_updates(is_alone: bool) -> None:
+    """A gradient goes to a sum, which alone an update reads; it may be placed with an op before it."""
+    ops = [{"name": name, "seconds": {"gpu": 1.0}} for name in ("a", "gradient", "sum", "update")]
+    ops[0] |= {"colocate": 0}
+    ops[1] |= {} if is_alone else {"colocate": 0}
+    ops[3] |= {"colocate": 0, "phase": "optimizer"}
+    graph = build_graph("waits", "", ops, [(1, 8.0, [2]), (2, 8.0, [3])])
+    device = Device("0", "gpu", 1e9, 1.0, 1.0, 0.0)
+    arrays = mdp_arrays(Problem(graph, Cluster("one", (device,), np.ones((1, 1)), np.zeros((1, 1)))), Mask())
+    assert arrays.waits.tolist() == [0, int(is_alone), 1, 0]
+
+
 def test_features_of_a_hand_made_instance() -> None:
     problem = chain_problem()
     env = PlacementEnv([problem])
@@ -151,6 +164,21 @@ def test_on_the_path_gradients_of_weights_give_way() -> None:
         np.testing.assert_allclose(later, np.log1p([0.0, later_s / 1.75, 0.0]), rtol=1e-6)
         time_s = table[f"rollout_step_time_{horizon}_over_least"]
         np.testing.assert_allclose(time_s, np.log1p([0.0, step_s / 1.75, 0.0]), rtol=1e-6)
+
+
+def test_rollouts_see_when_ops_beyond_them_could_start() -> None:
+    """The last of twelve ops, which takes 100 s, reads 8 bytes from a on y; those between take no time."""
+    ops = [
+        {"name": f"op{at}", "seconds": {"gpu": seconds}}
+        for at, seconds in enumerate([1.0, 1.0, *[0.0] * 9, 100.0])
+    ]
+    table = features_after_the_first_op_went_to_the_second_device(
+        build_graph("beyond", "", ops, [(0, 8.0, [11])])
+    )
+    # It could start on y at 1 s, or elsewhere at 2.25; with the op at hand on y, on y at 2.
+    for horizon in HORIZONS:
+        time_s = table[f"rollout_step_time_{horizon}_over_least"]
+        np.testing.assert_allclose(time_s, np.log1p([0.0, 1 / 34, 0.0]), rtol=1e-6)
 
 
 def test_features_of_a_unit_are_those_of_all_its_compute_ops() -> None:

@@ -89,10 +89,9 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     )
     plugins = "your own files or modules that register placers, orders, ..."
     parser.add_argument("--plugin", nargs="+", default=(), metavar="FILE|MODULE", help=plugins)
-    if experiment.quick:
-        parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")
-    kinds = get_type_hints(type(experiment.run)) if experiment.run else {}
-    for flag, default in vars(experiment.run).items() if experiment.run else ():
+    parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")
+    kinds = get_type_hints(type(experiment.run))
+    for flag, default in vars(experiment.run).items():
         several = isinstance(default, tuple)
         kind = get_args(kinds[flag])[0] if several else kinds[flag]
         shown = " ".join(map(str, default)) or ABSENT[flag] if several else default
@@ -118,26 +117,15 @@ def _number(kind: type) -> Callable[[str], float]:
 
 
 def run(name: str, options: Mapping[str, Any]) -> None:
-    """Makes the rows of an experiment, writes them, and prints their tables.
-
-    Raises:
-        ExperimentError: another command makes the rows.
-    """
-    experiment = EXPERIMENTS[name]
-    if not experiment.run:
-        page = RESULTS / f"{name}.md"
-        raise ExperimentError(f"{name}: its rows were made elsewhere, see {page}; add --only tables")
-    is_quick = options.get("quick", False)
+    """Makes the rows of an experiment, writes them, and prints their tables."""
+    experiment, is_quick = EXPERIMENTS[name], options["quick"]
     folder = options["out"] or Path("runs") / (f"{name}-quick" if is_quick else name)
     settings = {**vars(experiment.run), **(experiment.quick if is_quick else {})}
-    settings |= {key: _plain(options[key]) for key in settings if options[key] is not None}
-    write_rows(folder / experiment.rows[0], replace(cast("Any", experiment.run), **settings).rows(folder))
+    given = {key: options[key] for key in settings if options[key] is not None}
+    settings |= {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    write_rows(folder / experiment.rows, replace(cast("Any", experiment.run), **settings).rows(folder))
     print(f"{experiment.question}\n\n{experiment.show(folder)}")
     print(f"rows: {folder}", file=sys.stderr)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ Statistic = Callable[[Rows], str]
 """Formats the rows of a cell."""
 PROBLEM = ("graph", "cluster", "granularity")
 """Columns that name the problem of a trial."""
+LATE = 1.1
+"""Times the budget of seconds beyond which a placer does not keep it."""
 
 
 class ExperimentError(InputError):
@@ -172,14 +174,15 @@ def mean(column: str, over: str = "") -> Statistic:
 def over(own: str, *others: str) -> Statistic:
     """Makes a statistic that formats the step of a placer over that of the best single one of others.
 
-    The best has the least geometric mean; it is named if there are several. Steps are compared where both are
-    feasible, with a 95 % interval over families, problems and seeds; how often the placer found no feasible
-    placement is said. Rows are trials, as `TrialRow` has them.
+    The best has the least geometric mean of those that keep the budget everywhere; it is named if there are
+    several. Steps are compared where both are feasible, with a 95 % interval over families, problems and
+    seeds; how often the placer found no feasible placement is said. Rows are trials, as `TrialRow` has them.
     """
 
     def cell(rows: Rows) -> str:
-        logs = {name: _logs(trials) for name, trials in grouped(rows, lambda row: row["placer"]).items()}
-        present = [name for name in others if name in logs]
+        of_placer = grouped(rows, lambda row: row["placer"])
+        logs = {name: _logs(trials) for name, trials in of_placer.items()}
+        present = [name for name in others if name in logs and not any(map(_is_late, of_placer[name]))]
         if own not in logs or not present:
             return ""
         best = min(present, key=lambda name: np.mean([*logs[name].values()]))
@@ -193,6 +196,10 @@ def over(own: str, *others: str) -> Statistic:
         return f"{nested_interval(both) if both else '-'}{named}{note}"
 
     return cell
+
+
+def _is_late(row: Row) -> bool:
+    return row["seconds"] is not None and row["cpu_s"] > LATE * row["seconds"]
 
 
 def _logs(rows: Rows) -> dict[tuple[str, Any, int], float]:

@@ -1,39 +1,19 @@
-"""Experiments, one a question: on placers, and on policies, whose rows other commands make."""
+"""Experiments, one a question."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
-from agent.lab.pivot import (
-    Across,
-    ExperimentError,
-    Pivot,
-    Row,
-    Rows,
-    Statistic,
-    count,
-    grouped,
-    mean,
-    only,
-    over,
-    read_table,
-)
+from agent.lab.pivot import Across, ExperimentError, Pivot, Row, Rows, count, mean, only, over, read_table
 from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
 
 RESULTS = Path(__file__).parent / "results"
 """Folder of the pages and their rows."""
-
-
-class Run(Protocol):
-    """Interface to a dataclass whose fields are the settings of a run: its flags, and their defaults."""
-
-    def rows(self, folder: Path) -> Rows:
-        """Makes rows, or goes on where the same settings were stopped in the folder."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +23,27 @@ class Experiment:
     Attributes:
         question: one line.
         tables: tables of the page.
-        rows: names of the files of rows.
-        run: what makes the rows of the only file, with the settings of the page; None if other commands do.
+        rows: name of the file of rows.
+        run: what makes the rows, with the settings of the page.
         quick: other settings of a run that only shows that it works, in about a minute.
     """
 
     question: str
     tables: Sequence[Pivot]
-    rows: Sequence[str]
-    run: Run | None = None
-    quick: Mapping[str, Any] = field(default_factory=dict)
+    rows: str
+    run: InstanceTrials | SealedTrials
+    quick: Mapping[str, Any]
 
     def show(self, folder: Path) -> str:
-        """Formats the tables of the rows in a folder; a row has the stem of its file in the column `file`.
+        """Formats the tables of the rows in a folder.
 
         Raises:
-            ExperimentError: the folder has none of the rows, or they lack a column.
+            ExperimentError: the folder has no rows, or they lack a column.
         """
-        files = [folder / name for name in self.rows]
-        if not any(file.exists() for file in files):
-            lacking = f"{folder}: has no {' or '.join(self.rows)}"
+        if not (folder / self.rows).exists():
+            lacking = f"{folder}: has no {self.rows}"
             raise ExperimentError(f"{lacking}; run without --only, or give --out the folder of a run")
-        rows = [{**row, "file": file.name.partition(".")[0]} for file in files for row in read_table(file)]
+        rows = read_table(folder / self.rows)
         try:
             return "\n\n".join(table.markdown(rows) for table in self.tables)
         except KeyError as error:
@@ -111,7 +90,7 @@ EXPERIMENTS.register(
     "benchmark",
     Experiment(
         "Who is ahead on the instances of the field?",
-        rows=["benchmark.csv.gz"],
+        rows="benchmark.csv.gz",
         tables=[PLACERS, SOURCES],
         run=InstanceTrials(("*",), ("auto", "refine", *OTHERS), 1.0),
         quick={"graphs": ("doppler:*",), "placers": ("refine", "heft"), "seconds": 0.1},
@@ -144,7 +123,7 @@ EXPERIMENTS.register(
     "budgets",
     Experiment(
         "Which placer for which budget?",
-        rows=["budgets.csv.gz"],
+        rows="budgets.csv.gz",
         tables=[
             over_best(*UNLEARNED),
             over_best(*UNLEARNED, *LEARNED),
@@ -163,42 +142,4 @@ EXPERIMENTS.register(
         ),
         quick={"seconds": (0.03, 0.1), "granularities": ("op",), "families": ("cifar10", "unet")},
     ),
-)
-
-
-def with_spread(rows: Rows) -> str:
-    """Formats a ratio with its interval and, if it is known, the spread over trainings."""
-    (row,) = rows
-    spread = f"; ± {row['spread_over_trainings']:.3f}" if row["spread_over_trainings"] is not None else ""
-    return f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f}{spread})"
-
-
-DECODES = {"policy": "one decode", "policy-sample": "17 decodes"}
-ABLATION = Pivot(
-    {"variant": "variant"},
-    [Across(lambda row: f"{row['families']}, {DECODES[row['placer']]}", with_spread)],
-    where=lambda row: bool(row["variant"] != "full-model"),
-)
-ABLATED = Experiment("Which parts of the policy matter?", [ABLATION], ["ablation.csv"])
-EXPERIMENTS.register("ablation", ABLATED)
-
-
-def logs_of_trainings(rows: Rows) -> list[float]:
-    """Returns the mean logarithm of the step over annealing of each of the equal trainings."""
-    trained = grouped((row for row in rows if row["policy"].startswith("seed")), lambda row: row["policy"])
-    return [float(np.mean([np.log(row["over_annealing"]) for row in own])) for own in trained.values()]
-
-
-OF_POLICIES: list[tuple[str, Statistic] | Across] = [
-    ("graphs", only(count, policy="shipped")),
-    Across("policy", mean("over_annealing")),
-    ("mean of trainings", lambda rows: f"{np.exp(np.mean(logs_of_trainings(rows))):.3f}"),
-    ("spread", lambda rows: f"{np.std(logs_of_trainings(rows), ddof=1):.3f}"),
-]
-BY_FAMILY = [
-    Pivot({name: name for name in index}, OF_POLICIES) for index in (("cluster", "size"), ("family",))
-]
-EXPERIMENTS.register(
-    "pretraining",
-    Experiment("How much do policies of equal trainings differ?", BY_FAMILY, ["pretraining.csv"]),
 )

@@ -56,8 +56,9 @@ def test_statistics_of_a_cell(statistic: Any, cell: str) -> None:
     assert statistic([row for row in ROWS if row["s"] < math.inf]) == cell
 
 
-def steps(placer: str, *steps_s: float, cluster: str = "c") -> list[Row]:
+def steps(placer: str, *steps_s: float, cluster: str = "c", cpu_s: float = 1.0) -> list[Row]:
     row = {"placer": placer, "family": "f", "cluster": cluster, "granularity": "op", "seed": 0}
+    row |= {"seconds": 1.0, "cpu_s": cpu_s}
     return [{**row, "graph": f"g{at}", "step_s": step_s} for at, step_s in enumerate(steps_s)]
 
 
@@ -66,6 +67,13 @@ def test_a_placer_is_compared_with_the_best_of_others() -> None:
     assert over("auto", "refine", "annealing", "absent")(rows) == "0.707 (0.500 to 1.000) refine"
     assert over("auto", "annealing")(rows) == "0.500 (0.250 to 1.000)"
     assert over("auto", "absent")(rows) == over("absent", "auto")(rows) == over("auto", "refine")([]) == ""
+
+
+def test_a_placer_that_does_not_keep_the_budget_everywhere_is_not_compared() -> None:
+    rows = [*steps("auto", 1.0, 2.0), *steps("refine", 2.0, 2.0), *steps("rollout", 1.0, 1.0)]
+    late = [*rows[:-1], *steps("rollout", 1.0, 1.0, cpu_s=1.2)[1:]]
+    assert over("auto", "refine", "rollout")(rows).endswith("rollout")
+    assert over("auto", "refine", "rollout")(late).endswith("refine")
 
 
 def test_steps_are_compared_where_both_are_feasible() -> None:

@@ -13,7 +13,6 @@ from envs.problem_arrays import FIFO, PROGRAM, ProblemArrays
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
-from graphs.system.numbers import four_digits
 
 
 class InfeasibleError(InputError):
@@ -224,8 +223,7 @@ class Problem:
         is_updated = any(graph.phases[op] == "optimizer" for op in ops)
         state = total - sum(parts.values())
         parts["optimizer state" if is_updated else "other"] = state
-        large = {name: four_digits(size / 1e9) for name, size in parts.items() if size > 1e-3 * total}
-        told = ", ".join(f"{size} {name}" for name, size in large.items())
+        told = ", ".join(f"{_gb(size)} {name}" for name, size in parts.items() if size > 1e-3 * total)
         remedy = "use a larger device"
         if any("embedding" in graph.op_types[op] for op in ops):
             remedy = f"rows of a table are not split over devices; {remedy}"
@@ -233,7 +231,7 @@ class Problem:
             remedy += ", or sparse=True with SGD, which keeps no optimizer state" if is_dense else ""
         elif is_updated and total - state <= memory_bytes:
             remedy += ", or SGD, which keeps no optimizer state"
-        return f"{four_digits(total / 1e9)} GB ({told})", remedy
+        return f"{_gb(total)} GB ({told})", remedy
 
     @cached_property
     def always_fits(self) -> bool:
@@ -241,6 +239,10 @@ class Problem:
         graph = self.graph
         everything = graph.resident_bytes.sum() + graph.tensor_bytes.sum()
         return bool(everything <= self.cluster.memory_bytes.min())
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:,.0f}" if size_bytes >= 1e12 else f"{size_bytes / 1e9:.3g}"
 
 
 def _sends_per_tensor(cluster: Cluster) -> bool:

@@ -197,13 +197,13 @@ class Problem:
             told, remedy = self._told(ops, memory.max())
             raise InfeasibleError(
                 f"{where}: op '{self.graph.op_names[most]}' and what is colocated with it keep {told}, but "
-                f"the largest device has {memory.max() / 1e9:.3g} GB; {remedy}"
+                f"the largest device has {_gb(memory.max())} GB; {remedy}"
             )
         needed = (self.graph.resident_bytes if recomputes else self.footprint_bytes).sum()
         if needed > memory.sum():
             told, _ = self._told(np.arange(self.graph.n_ops), memory.sum(), recomputes=recomputes)
             raise InfeasibleError(
-                f"{where}: needs {told}, but all devices together have {memory.sum() / 1e9:.3g} GB; use "
+                f"{where}: needs {told}, but all devices together have {_gb(memory.sum())} GB; use "
                 "more or larger devices"
             )
 

@@ -298,7 +298,7 @@ def _traced(step: Step) -> fx.GraphModule:
     device = next((tensor.device for tensor in step.state.values()), torch.device("cpu"))
     arguments = tuple(torch.zeros(each.shape, dtype=each.dtype, device=device) for each in step.tensors)
     try:
-        with fx.traceback.preserve_node_meta(), record_calls(step.model):
+        with fx.traceback.preserve_node_meta(), record_calls(*step.models):
             return torch.export.export(FlatState(step), arguments).module(check_guards=False)
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error

@@ -126,8 +126,10 @@ def capture_step(
                     "module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
-            for line in (*(checkpointing if training else ()), *unfused):
+            for line in (*(checkpointing if training else ()), *unfused, *traced.lost):
                 say(line)
+            if training and not traced.gradients:
+                say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
             if step.averaged:
                 say(averaged_line(step.averaged, summed=step.averaged == loss))
             if regions.lost:

@@ -20,7 +20,38 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE_OF = torch.ops.aten._local_scalar_dense.default
 ANSWERING = (VALUE_OF, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 """Ops that yield a Python value."""
+LOW, HIGH, BOTH = "low", "high", "both"
 _VALUE = "_placewalk_value"
+
+
+class MadeUpValues(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Answers ops that need a value with one that is made up, to see whether anything depends on it.
+
+    Attributes:
+        answers: what to answer: low values, high ones, or both in turn; None = nothing, which is an error.
+        n_asked: number of answers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.answers: str | None = None
+        self.n_asked = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> Any:
+        """Runs an op on fake tensors; answers what it cannot know."""
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException:
+            if self.answers is None or func not in ANSWERING:
+                raise
+        self.n_asked += 1
+        is_high = self.answers == HIGH or (self.answers == BOTH and self.n_asked % 2 == 1)
+        dtype = args[0].dtype if func is VALUE_OF else torch.bool
+        if dtype.is_floating_point or dtype.is_complex:
+            return 1e30 if is_high else -1e30
+        return is_high if dtype is torch.bool else 100_000 * is_high
 
 
 class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]

@@ -42,13 +42,16 @@ class ModuleCall:
 
 
 @contextlib.contextmanager
-def record_calls(model: nn.Module) -> Iterator[None]:
+def record_calls(*models: nn.Module) -> Iterator[None]:
     """Makes torch record on every node the call that ran it or, in the backward pass, caused it.
 
     A module that stands in several places of its caller is taken to be called at each place in turn.
+
+    Args:
+        models: modules with the same paths, of which any may be called.
     """
     paths: dict[nn.Module, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in (item for model in models for item in model.named_modules(remove_duplicate=False)):
         paths.setdefault(module, []).append(path)
     running: list[tuple[ModuleCall, contextlib.AbstractContextManager[None]]] = []
     calls_of: Counter[str] = Counter()
@@ -109,7 +112,7 @@ class SourceLines(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs a function of torch's with its line noted."""
-        line = _calling_line(sys._getframe(1))
+        line = calling_line(sys._getframe(1))
         with fx.traceback.annotate({LINE: line}):
             return func(*args, **(kwargs or {}))
 
@@ -120,7 +123,7 @@ def source_of(node: fx.Node) -> str:
     return line
 
 
-def _calling_line(frame: FrameType | None) -> str:
+def calling_line(frame: FrameType | None) -> str:
     """Returns the innermost line outside of torch; "" where torch alone ran a module of its own."""
     while frame is not None:
         path = frame.f_code.co_filename

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -12,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
 
-from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
+from graphs.capture.carried import Carried, carry_assignments, carry_cumulative_averages, hooked
+from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, MadeUpValues, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
+from graphs.capture.python_state import PythonState
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.capture.values import why_not_costed
 from graphs.system.errors import printable, shortened
@@ -53,6 +56,12 @@ class Step(nn.Module):
     Attributes:
         tensors: the fake tensors among the inputs.
         averaged: names of the outputs whose mean is the loss, once traced; none if the module returns a loss.
+        hooks: hooks of the gradient of each parameter that has some, by path.
+        changed: paths of the attributes that the last run of `forward` changed.
+        restores: whether each run begins with the attributes that the module had.
+        items_are_tensors: whether `tensor.item()` stays a tensor.
+        binds: whether a closure holds tensors of the module itself.
+        n_items: number of calls of `tensor.item()` in the last run.
     """
 
     def __init__(
@@ -67,9 +76,15 @@ class Step(nn.Module):
         super().__init__()
         check_loss(loss)
         self.known_values = known_values
-        self.fake_mode = known_values or FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake_mode = known_values or MadeUpValues()
         self.has_loss, self._loss = training, loss
-        self.model = self._fake_module(module)
+        self.hooks: dict[str, list[Any]] = {}
+        self._paths = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self.model, self._module = self._fake_module(module), weakref.ref(module)
+        self._attributes = PythonState(self.model, module)
+        self.changed: list[str] = []
+        self.restores = self.items_are_tensors = True
+        self.binds, self.n_items = False, 0
         self.averaged: list[str] = []
         if not training:
             self.model.eval().requires_grad_(False)
@@ -100,13 +115,42 @@ class Step(nn.Module):
 
     def run(self, state: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
         """Runs `forward` with other tensors in place of `self.state`, in its order."""
-        by_path = {f"model.{path}": tensor for path, tensor in zip(self.state, state, strict=True)}
-        return torch.func.functional_call(self, by_path, tuple(tensors))
+        if self.restores and self.changed:
+            self._attributes.restore()
+        before = {
+            path: hooked(tensor, self.hooks[path]) if path in self.hooks else tensor
+            for path, tensor in zip(self.state, state, strict=True)
+        }
+        by_path = {f"model.{path}": tensor for path, tensor in before.items()}
+        carried = Carried(
+            self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
+        )
+        with carried:
+            made = torch.func.functional_call(self, by_path, tuple(tensors))
+        after = {path: by_path[f"model.{path}"] for path in before}
+        carry_assignments(before, after, (path for path, each in self.state.items() if each.requires_grad))
+        self.changed = self._attributes.changed()
+        self.binds, self.n_items = self.binds or carried.binds, carried.n_items
+        return made
+
+    def restore(self) -> None:
+        """Gives the module and its copy the attributes that they had before any run."""
+        self._attributes.restore()
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The copy, and the module itself if a closure calls that."""
+        module = self._module()
+        return [self.model, module] if self.binds and module is not None else [self.model]
 
     def on(self, module: nn.Module) -> Step:
-        """Returns the same step with the parameters and buffers of another module as its `state`."""
+        """Returns the same step with the parameters and buffers of another module as its `state`.
+
+        These have hooks of their own.
+        """
         other = copy.copy(self)
         other.state = {path: attrgetter(path)(module) for path in self.state}
+        other.hooks = {}
         return other
 
     def forward(self, *tensors: Tensor) -> Any:
@@ -193,18 +237,40 @@ class Step(nn.Module):
             raise CaptureError("its parameters are sharded (FSDP or DTensor); place it before it is sharded")
         try:
             for path, part in module.named_modules():
+                if isinstance(part, torch.jit.ScriptModule):
+                    raise CaptureError(
+                        f"'{path}' is TorchScript (scripted, traced or loaded by torch.jit), of which a trace "
+                        "sees no ops; give the module that it was made from"
+                    )
                 values = {**vars(part), **part._buffers, **part._parameters}
                 for name, tensor in values.items():
                     if not isinstance(tensor, Tensor) or id(tensor) in memo:
                         continue
-                    fake = self._fake(tensor, f"'{path}{path and '.'}{name}'")
+                    where = f"{path}{path and '.'}{name}"
+                    fake = self._fake(tensor, f"'{where}'")
                     is_parameter = isinstance(tensor, nn.Parameter)
                     memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-            return _with_buffers(copy.deepcopy(module, memo))
+                    self._paths[tensor] = where
+                    self._note_hooks(where, tensor)
+            model = _with_buffers(copy.deepcopy(module, memo))
+            carry_cumulative_averages(model)
+            return model
         except CaptureError:
             raise
         except Exception as error:
             raise CaptureError(f"a copy of it on fake tensors failed with {one_line(error)}") from error
+
+
+    def _note_hooks(self, path: str, tensor: Tensor) -> None:
+        if not self.has_loss or not tensor.is_leaf:
+            return
+        if tensor._post_accumulate_grad_hooks:
+            raise CaptureError(
+                f"parameter '{path}' has a hook that runs once its gradient is accumulated, which a placed "
+                "step has no place for; change gradients by tensor.register_hook"
+            )
+        if tensor._backward_hooks:
+            self.hooks[path] = list(tensor._backward_hooks.values())
 
 
 def _with_buffers(model: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from graphs.capture.known_values import NEEDS_VALUES
 from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
 from graphs.capture.step import Step, describe_failure
+from graphs.capture.two_runs import changed_lines, find_losses
 
 TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
@@ -46,6 +47,7 @@ class Trace:
         held: what nodes must yield for the trace to hold, as `KnownValues.held` returns it; most traces hold
             for any values.
         why_no_calls: why nodes know no module calls, in one line; "" if they do.
+        lost: lines on what other steps do that this one does not.
     """
 
     nodes: list[fx.Node]
@@ -57,6 +59,7 @@ class Trace:
     backward: set[fx.Node] = field(default_factory=set)
     held: dict[fx.Node, Any] = field(default_factory=dict)
     why_no_calls: str = ""
+    lost: list[str] = field(default_factory=list)
 
     @property
     def results(self) -> list[fx.Node]:
@@ -76,13 +79,18 @@ def trace(step: Step) -> Trace:
     """
     # With mkldnn an LSTM layer is one op in inference.
     with _quiet(), torch.backends.mkldnn.flags(enabled=False), torch.compiler.set_stance("force_eager"):
+        lost = find_losses(step)
         try:
-            return trace_joint(step)
+            traced = trace_joint(step)
         except CaptureError:
             raise
         except Exception:
             with patch.object(torch.compiler, "_is_compiling_flag", new=True, create=True):
-                return _trace_as_compiled(step)
+                traced = _trace_as_compiled(step)
+        finally:
+            step.restore()
+    traced.lost = lost or changed_lines(step) if step.known_values else lost
+    return traced
 
 
 def _trace_as_compiled(step: Step) -> Trace:
@@ -165,7 +173,7 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
         # Nor does anything read the line of Python that made each node.
         stack.enter_context(patch.object(fx_config, "do_not_emit_stack_traces", new=True, create=True))
         stack.enter_context(fx.traceback.preserve_node_meta())
-        stack.enter_context(record_calls(step.model))
+        stack.enter_context(record_calls(*step.models))
         if step.known_values:
             # Else torch drops the ops that yield the values that the trace holds for.
             stack.enter_context(patch.object(fx.Graph, "eliminate_dead_code", lambda *_, **__: False))

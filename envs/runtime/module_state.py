@@ -53,12 +53,15 @@ def constants_of(captured: CapturedStep) -> dict[str, Tensor]:
     """Returns the values of the constants in a trace, by name.
 
     Raises:
-        ExecutionError: one has no values.
+        ExecutionError: one is no tensor, or has no values.
     """
     constants: dict[str, Tensor] = {}
     for node, name in captured.trace.sources.items():
         if node.op == "get_attr":
             value = constant_value(node)
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise ExecutionError(f"the model holds a {kind} that its step reads, which only tensors can be")
             if isinstance(value, FakeTensor) or value.is_meta:
                 raise ExecutionError(f"constant '{name}' of the model has no values; make it a buffer")
             constants[name] = value

@@ -20,7 +20,7 @@ from graphs.capture.carried import Carried, carry_assignments, carry_cumulative_
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, MadeUpValues, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
 from graphs.capture.python_state import PythonState
-from graphs.capture.structures import as_arguments, leaves_of
+from graphs.capture.structures import as_arguments, holds_tensors, leaves_of
 from graphs.capture.values import why_not_costed
 from graphs.system.errors import printable, shortened
 from graphs.system.user_code import user_line
@@ -89,6 +89,12 @@ class Step(nn.Module):
         if not training:
             self.model.eval().requires_grad_(False)
         leaves, self._spec = tree_flatten_with_path(as_arguments(inputs))
+        for path, leaf in leaves:
+            if not isinstance(leaf, Tensor | nn.Module) and holds_tensors(leaf):
+                raise CaptureError(
+                    f"input {keystr(path)} is a {type(leaf).__name__}, whose tensors a trace takes for "
+                    "constants; pass these tensors, or a dict or a dataclass of them"
+                )
         self._leaves = [
             self._fake(leaf, f"input {keystr(path)}").requires_grad_(training and leaf.requires_grad)
             if isinstance(leaf, Tensor)
@@ -197,11 +203,20 @@ class Step(nn.Module):
         leaves, spec = self._flattened(inputs)
         if spec != self._spec and isinstance(inputs, tuple) and len(inputs) == 1:
             leaves, spec = self._flattened(inputs[0])
-        if spec != self._spec or any(map(_differs, leaves, self._leaves)):
+        if spec != self._spec or any(
+            isinstance(leaf, Tensor) != isinstance(captured, Tensor)
+            for leaf, captured in zip(leaves, self._leaves, strict=True)
+        ):
             raise CaptureError(
                 "inputs of another structure than those it was captured with, which were "
                 f"{self._described()}; capture it anew"
             )
+        for leaf, captured in zip(leaves, self._leaves, strict=True):
+            if not isinstance(leaf, Tensor) and leaf != captured:
+                raise CaptureError(
+                    f"an input is {leaf!r}, and was {captured!r} at the capture, whose step holds for this value; "
+                    "capture it anew, or pass a tensor"
+                )
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _flattened(self, inputs: Any) -> tuple[list[Any], TreeSpec]:
@@ -281,13 +296,6 @@ def _with_buffers(model: nn.Module) -> nn.Module:
                 del part.__dict__[name]
                 part._buffers[name] = value
     return model
-
-
-def _differs(leaf: Any, captured: Any) -> bool:
-    """Says whether a leaf of the inputs is no tensor where one was captured, or another value."""
-    if isinstance(captured, Tensor) or isinstance(leaf, Tensor):
-        return isinstance(captured, Tensor) != isinstance(leaf, Tensor)
-    return bool(leaf != captured)
 
 
 def one_line(error: Exception) -> str:

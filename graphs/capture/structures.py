@@ -1,34 +1,34 @@
-"""Nested inputs and outputs of modules, dataclasses among them, as torch's trees."""
+"""Nested inputs and outputs of modules, dataclasses and other objects among them, as torch's trees."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from torch import Tensor, int32, int64
+from torch import Tensor, int32, int64, nn
 from torch.utils import _pytree as pytree
 
 from graphs.system.errors import InputError
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Returns what is nested in a value; dataclasses in it are trees to torch from then on."""
+    """Returns what is nested in a value; objects in it that hold tensors are trees to torch from then on."""
     leaves = pytree.tree_leaves(value)
-    unknown = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
+    unknown = {type(leaf) for leaf in leaves if _is_tree(leaf)}
     for kind in unknown:
         _register(kind)
     return leaves_of(value) if unknown else leaves
 
 
 def as_arguments(inputs: Any) -> Any:
-    """Returns a module's arguments as a tuple or dict, where they may be one tensor or dataclass."""
+    """Returns a module's arguments as a tuple or dict, where they may be one tensor or object."""
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)  # those of a tokenizer are no dict, and no tree to torch
     leaves_of(inputs)
-    is_one = isinstance(inputs, Tensor) or (is_dataclass(inputs) and not isinstance(inputs, dict))
-    return (inputs,) if is_one else tuple(inputs) if isinstance(inputs, list) else inputs
+    return tuple(inputs) if isinstance(inputs, list) else inputs if isinstance(inputs, tuple | dict) else (inputs,)
 
 
 def batch_size(inputs: Any, dim: int = 0, names: Sequence[str | int] = (), count: int = 1) -> int:
@@ -129,22 +129,67 @@ def _named_leaves(inputs: Any) -> list[tuple[str, Any]]:
     return [(str(getattr(path[0], "key", getattr(path[0], "idx", ""))), leaf) for path, leaf in leaves]
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """An object without the parts that are leaves, and their names."""
+
+    names: tuple[str, ...]
+    rest: Any = field(compare=False)
+
+
 def _register(kind: type) -> None:
-    """Makes a dataclass a tree of its fields; it is rebuilt without `__init__`, whose checks need values."""
-    names = [field.name for field in fields(kind)]
+    """Makes a class a tree of its parts; it is rebuilt without `__init__`, whose checks need values."""
 
-    def flatten(value: Any) -> tuple[list[Any], list[str]]:
-        present = [name for name in names if hasattr(value, name)]
-        return [getattr(value, name) for name in present], present
+    def flatten(value: Any) -> tuple[list[Any], _Frame]:
+        parts, rest = _parts_of(value), copy.copy(value)
+        for name in parts:
+            _set_part(rest, name, None)
+        return list(parts.values()), _Frame(tuple(parts), rest)
 
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
-        leaves, present = flatten(value)
-        return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(present, leaves, strict=True)], present
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], _Frame]:
+        leaves, frame = flatten(value)
+        return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(frame.names, leaves, strict=True)], frame
 
-    def unflatten(leaves: Any, present: list[str]) -> Any:
-        value: Any = object.__new__(kind)
-        for name, leaf in zip(present, leaves, strict=True):
-            object.__setattr__(value, name, leaf)
+    def unflatten(leaves: Any, frame: _Frame) -> Any:
+        value = copy.copy(frame.rest)
+        for name, leaf in zip(frame.names, leaves, strict=True):
+            _set_part(value, name, leaf)
         return value
 
     pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
+
+
+def _parts_of(value: Any) -> dict[str, Any]:
+    """Returns what an object holds: fields, items, the attributes that it names as keys, or all it has."""
+    if is_dataclass(value):
+        names = [part.name for part in fields(value)]
+    elif isinstance(value, Mapping):
+        return dict(value)
+    else:
+        names = list(value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", {}))
+    return {name: getattr(value, name) for name in names if isinstance(name, str) and hasattr(value, name)}
+
+
+def _set_part(value: Any, name: str, part: Any) -> None:
+    if isinstance(value, Mapping):
+        value[name] = part  # type: ignore[index]
+    elif is_dataclass(value):
+        object.__setattr__(value, name, part)  # it may be frozen
+    else:
+        setattr(value, name, part)
+
+
+def _is_tree(leaf: Any) -> bool:
+    """Says whether a leaf is a dataclass, or another object that holds tensors."""
+    if isinstance(leaf, type | Tensor | nn.Module):
+        return False
+    return is_dataclass(leaf) or holds_tensors(list(_parts_of(leaf).values()))
+
+
+def holds_tensors(value: Any, depth: int = 4) -> bool:
+    """Says whether there is a tensor in a value, or in what its attributes hold."""
+    leaves = pytree.tree_leaves(value)
+    if any(isinstance(leaf, Tensor) for leaf in leaves):
+        return True
+    objects = [leaf for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, type | nn.Module)]
+    return depth > 0 and any(holds_tensors(list(vars(each).values()), depth - 1) for each in objects)

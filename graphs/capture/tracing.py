@@ -27,9 +27,15 @@ from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
 from graphs.capture.step import Step, describe_failure
 from graphs.capture.two_runs import changed_lines, find_losses
+from graphs.capture.values import node_value
 
 TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
+
+
+OWN_GENERATOR = (
+    "forward draws from a torch.Generator; where the step runs, each device draws from its own random numbers"
+)
 
 
 @dataclass
@@ -90,7 +96,21 @@ def trace(step: Step) -> Trace:
         finally:
             step.restore()
     traced.lost = lost or changed_lines(step) if step.known_values else lost
+    if _leave_out_generators(traced):
+        traced.lost.append(OWN_GENERATOR)
     return traced
+
+
+def _leave_out_generators(trace: Trace) -> bool:
+    """Makes ops draw from the generator of their device, which alone is there; says whether others did."""
+    generators = [node for node in trace.sources if isinstance(node_value(node), torch.Generator)]
+    for node in generators:
+        for user in list(node.users):
+            others = fx.map_arg((user.args, user.kwargs), lambda each, node=node: each if each is not node else None)
+            user.args, user.kwargs = others
+        trace.nodes.remove(node)
+        del trace.sources[node]
+    return bool(generators)
 
 
 def _trace_as_compiled(step: Step) -> Trace:

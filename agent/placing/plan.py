@@ -131,6 +131,7 @@ class Plan:
         seed: int = 0,
         timeout_s: float | None = None,
         check_finite: bool = True,
+        check: bool | str = True,
         **options: Any,
     ) -> StepRunner:
         """Starts the devices, and gives them their parts of the step and of the module's state.
@@ -143,6 +144,9 @@ class Plan:
             seed: of random numbers, such as dropout's; each device draws its own.
             timeout_s: seconds after which a step has taken too long; None = never.
             check_finite: whether a step whose loss is not finite is an error.
+            check: whether loss, gradients and buffers of the first two steps are compared with those of the
+                plain module, if it is small enough. A line names the first difference; `stop` makes it an
+                error.
             options: of the optimizer, such as `lr`; torch's defaults otherwise.
 
         Returns:
@@ -169,9 +173,8 @@ class Plan:
                 raise ExecutionError(
                     f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
                 )
-            return self._runner(
-                self.captured, module, found, options=options, seed=seed, check_finite=check_finite
-            )
+            settings: Any = {"seed": seed, "check_finite": check_finite, "check": check}
+            return self._runner(self.captured, module, found, options=options, **settings)
         except BaseException:
             found.close()
             raise

@@ -27,11 +27,15 @@ from envs.runtime.module_state import (
     keys_of,
     state_of,
 )
+from envs.runtime.plain_check import PlainCheck
 from envs.runtime.user_ops import modules_with_ops
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import unwrapped
 from graphs.system.array_types import IntArray
+from graphs.system.errors import print_notice
+
+STOP = "stop"
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,16 @@ class StepRunner:
         options: keywords of the optimizer, such as `lr`; torch's defaults otherwise.
         seed: device `i` draws its random numbers (dropout) from seed + i.
         check_finite: whether a step whose loss is not finite is an error.
+        check: whether the first two steps are compared with those of the plain module, as `PlainCheck` does,
+            if it is small enough; `stop` makes a difference an error.
 
     Raises:
         ExecutionError: the step cannot be cut, the module is another one, or the optimizer does not take
                 an option.
     """
+
+    _count = 1
+    """Microbatches in a step."""
 
     def __init__(
         self,
@@ -98,14 +107,21 @@ class StepRunner:
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
         check_finite: bool = True,
+        check: bool | str = False,
     ) -> None:
         check_options(captured.optimizer, options or {})
+        if check not in (True, False, STOP):
+            raise ExecutionError(f"check is {check!r}; give True, False or '{STOP}'")
         self._busy = RLock()
         self.captured, self.processes, module = captured, processes, unwrapped(module)
         self.check_finite = check_finite
         self.n_steps = 0
         self._path_of_key = keys_of(captured, module)
         optimizer = OptimizerSettings(captured.optimizer, dict(options or {})) if captured.optimizer else None
+        self._stops, self._plain = check == STOP, None
+        if check and PlainCheck.can_run(captured, self._count):
+            drawn = None if self._count > 1 or set(processes.names) != {"cpu"} else device_of
+            self._plain = PlainCheck(captured, module, drawn, seed)
         self._load(device_of, module, optimizer, seed)
 
     def _load(
@@ -151,8 +167,31 @@ class StepRunner:
         """
         with self._in_one_thread():
             self.set_inputs(named_inputs or inputs)
+            if self._plain:
+                self._plain.run(joined(self._ask("state")), self._batches(named_inputs or inputs))
             records = [device[0] for device in self._ask("steps", 1, False)]
-            return self._result(records)
+            made = self._result(records)
+            if self._plain:
+                self._compare(self._plain, made)
+            return made
+
+    def _batches(self, inputs: Any) -> list[list[Tensor]]:
+        """Returns the tensors of the inputs of each microbatch."""
+        tensors = self._flat_inputs(inputs)
+        size = len(tensors) // self._count
+        return [tensors[index * size : (index + 1) * size] for index in range(self._count)]
+
+    def _compare(self, plain: PlainCheck, made: Tensor | list[Tensor]) -> None:
+        off = plain.difference(made, self.gradients(), joined(self._ask("state")))
+        self._plain = None if off or plain.is_done else plain
+        if not off:
+            return
+        line = f"step {self.n_steps}: {off}; see 'What is carried over' in docs/how-to/run.md"
+        if self._stops:
+            self.close()
+            raise ExecutionError(line)
+        if getattr(self.processes, "rank", 0) == 0:
+            print_notice(f"{line}; check='{STOP}' stops here, check=False compares nothing")
 
     def timed_steps(self, count: int, *, timed_ops: bool = False) -> list[StepTimes]:
         """Runs steps on the inputs at hand and times them.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType, MethodType
 from typing import Any
 from unittest.mock import patch
 
@@ -104,8 +106,8 @@ def _same(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
         return one.keys() == other.keys() and all(_same(one[key], other[key], compared) for key in one)
     if isinstance(one, Sequence) and not isinstance(one, str | bytes | range):
         return len(one) == len(other) and all(map(_same, one, other, [compared] * len(one)))
-    if isinstance(one, int | float | complex | str | bytes | set | frozenset | torch.Size) or callable(one):
-        return bool(one == other) or one != one
+    if isinstance(one, int | float | complex | str | bytes | set | frozenset | FunctionType | type):
+        return bool(one == other or one != one)
     return _same(_state_of(one), _state_of(other), compared)
 
 
@@ -115,6 +117,10 @@ def _state_of(value: Any) -> Any:
         return value.get_state().tolist()
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, weakref.ref):
+        return value()
     try:
         return value.__getstate__()
     except Exception:  # what cannot be copied does not change

@@ -163,10 +163,14 @@ class Step(nn.Module):
         """Returns the loss, or the tensors that the module returns, for other tensors as inputs."""
         if self.known_values:
             self.known_values.begin_step()
+        return self.call(self.model, tensors)
+
+    def call(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """Calls a module like the captured one; returns what `forward` does."""
         fresh = iter(tensors)
         leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         inputs = tree_unflatten(leaves, self._spec)
-        returned = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
+        returned = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         if self.has_loss:
             value, self.averaged = find_loss(returned, self._loss)
             return value
@@ -274,7 +278,6 @@ class Step(nn.Module):
             raise
         except Exception as error:
             raise CaptureError(f"a copy of it on fake tensors failed with {one_line(error)}") from error
-
 
     def _note_hooks(self, path: str, tensor: Tensor) -> None:
         if not self.has_loss or not tensor.is_leaf:

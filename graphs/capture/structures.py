@@ -28,7 +28,13 @@ def as_arguments(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)  # those of a tokenizer are no dict, and no tree to torch
     leaves_of(inputs)
-    return tuple(inputs) if isinstance(inputs, list) else inputs if isinstance(inputs, tuple | dict) else (inputs,)
+    return (
+        tuple(inputs)
+        if isinstance(inputs, list)
+        else inputs
+        if isinstance(inputs, tuple | dict)
+        else (inputs,)
+    )
 
 
 def batch_size(inputs: Any, dim: int = 0, names: Sequence[str | int] = (), count: int = 1) -> int:
@@ -148,7 +154,9 @@ def _register(kind: type) -> None:
 
     def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], _Frame]:
         leaves, frame = flatten(value)
-        return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(frame.names, leaves, strict=True)], frame
+        return [
+            (pytree.GetAttrKey(name), leaf) for name, leaf in zip(frame.names, leaves, strict=True)
+        ], frame
 
     def unflatten(leaves: Any, frame: _Frame) -> Any:
         value = copy.copy(frame.rest)
@@ -166,7 +174,9 @@ def _parts_of(value: Any) -> dict[str, Any]:
     elif isinstance(value, Mapping):
         return dict(value)
     else:
-        names = list(value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", {}))
+        names = list(
+            value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", {})
+        )
     return {name: getattr(value, name) for name in names if isinstance(name, str) and hasattr(value, name)}
 
 
@@ -191,5 +201,7 @@ def holds_tensors(value: Any, depth: int = 4) -> bool:
     leaves = pytree.tree_leaves(value)
     if any(isinstance(leaf, Tensor) for leaf in leaves):
         return True
-    objects = [leaf for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, type | nn.Module)]
+    objects = [
+        leaf for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, type | nn.Module)
+    ]
     return depth > 0 and any(holds_tensors(list(vars(each).values()), depth - 1) for each in objects)

@@ -106,7 +106,9 @@ def _leave_out_generators(trace: Trace) -> bool:
     generators = [node for node in trace.sources if isinstance(node_value(node), torch.Generator)]
     for node in generators:
         for user in list(node.users):
-            others = fx.map_arg((user.args, user.kwargs), lambda each, node=node: each if each is not node else None)
+            others = fx.map_arg(
+                (user.args, user.kwargs), lambda each, node=node: each if each is not node else None
+            )
             user.args, user.kwargs = others
         trace.nodes.remove(node)
         del trace.sources[node]

@@ -85,7 +85,9 @@ class ValueNumbers(TorchDispatchMode):
             return []
         values = {each.name: value for each, value in zip(schema.arguments, args, strict=False)} | kwargs
         names = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
-        return [leaf for leaf in tree_leaves([values.get(name) for name in names]) if isinstance(leaf, Tensor)]
+        return [
+            leaf for leaf in tree_leaves([values.get(name) for name in names]) if isinstance(leaf, Tensor)
+        ]
 
     def _note(self, tensor: Tensor, number: int, varies: bool) -> None:
         key, memory = _memory(tensor)

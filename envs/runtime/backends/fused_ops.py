@@ -46,7 +46,8 @@ def efficient_attention(
     The seed is that of the dropout, and the offset is 1 if a GPU drew its random numbers.
     """
     dropout_p, is_causal = (*settings, 0.0)[0], any(settings[1:])
-    seed = torch.randint(2**62 if dropout_p else 1, (), device=query.device)
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    seed = torch.randint_like(seed, 2**62) if dropout_p else seed  # without dropout nothing is drawn
     output = _attend((query, key, value, mask), dropout_p, is_causal, scale, seed)
     sums = torch.zeros(*query.shape[:2], -(-query.shape[2] // 32) * 32 * keeps_sums, device=query.device)
     return _heads_inside(output), sums, seed, torch.tensor(int(query.is_cuda))

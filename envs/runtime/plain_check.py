@@ -1,0 +1,205 @@
+"""Compares the first steps of a runner with those of the plain module: the net below what captures carry over."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from envs.runtime.microbatches import MOST_FLOPS
+from graphs.capture.captured_step import CapturedStep
+from graphs.capture.carried import Carried
+from graphs.capture.python_state import PythonState, foreign_draws
+from graphs.capture.step import one_line
+from graphs.capture.values import node_value, op_packet, size_bytes, tensors_of
+from graphs.system.array_types import IntArray
+from graphs.system.errors import print_notice
+
+N_STEPS = 2
+"""Steps that are compared; state shows in the second."""
+MOST_BYTES = 4e9
+"""Parameters and buffers of a module that is copied to be compared."""
+LEAST_SCALE = 0.01
+"""Fraction of the largest value of all gradients below which a gradient may be rounding alone."""
+
+
+class PlainCheck:
+    """The plain module, whose steps are compared with those of a runner.
+
+    Each step begins with the parameters and buffers of the runner, so a difference belongs to its step.
+    Random numbers are those that the devices draw. A difference is reported once.
+
+    Args:
+        device_of: device of each op, whose random numbers the plain module draws; None if these are unknown.
+        seed: of the first device.
+    """
+
+    def __init__(
+        self, captured: CapturedStep, module: nn.Module, device_of: IntArray | None, seed: int
+    ) -> None:
+        self._captured, self._n_left = captured, N_STEPS
+        self._plain = copy.deepcopy(module).cpu().requires_grad_(False)
+        self._plain.train(module.training) if captured.step.has_loss else self._plain.eval()
+        self._paths, self._attributes = WeakIdKeyDictionary(), PythonState(module)  # type: ignore[no-untyped-call]
+        for path in captured.step.state:
+            real, plain = attrgetter(path)(module), attrgetter(path)(self._plain)
+            self._paths[real] = path
+            if captured.step.has_loss and real.requires_grad:
+                plain.requires_grad_()
+                for hook in (real._backward_hooks or {}).values():
+                    plain.register_hook(hook)
+        draws = [] if device_of is None else _draws(captured, device_of)
+        self._draws = _SameDraws(draws, seed)
+        values = (leaf for node in captured.trace.nodes for leaf in tensors_of(node_value(node)))
+        dtypes = {leaf.dtype for leaf in values if leaf.is_floating_point()}
+        self._tolerance = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0) ** 0.5
+
+    @staticmethod
+    def can_run(captured: CapturedStep, n_microbatches: int = 1) -> bool:
+        """Says whether the module is small enough for this processor."""
+        is_slow = captured.graph.flops.sum() * n_microbatches > MOST_FLOPS
+        return not is_slow and sum(map(size_bytes, captured.step.state.values())) < MOST_BYTES
+
+    @property
+    def is_done(self) -> bool:
+        """Says whether all steps that are to be compared have been."""
+        return self._n_left == 0
+
+    def run(self, state: Mapping[str, Tensor], batches: Sequence[Sequence[Tensor]]) -> None:
+        """Runs the plain step.
+
+        Args:
+            state: parameters and buffers that it begins with, by path.
+            batches: tensors of the inputs of each microbatch.
+        """
+        self._n_left -= 1
+        step, self._made = self._captured.step, []
+        with torch.no_grad():
+            for path, tensor in state.items():
+                attrgetter(path)(self._plain).copy_(tensor)
+        carried = Carried(self._plain, self._paths, trains=False, items_are_tensors=False)
+        try:
+            with torch.random.fork_rng(devices=()), foreign_draws(), carried, self._draws:
+                for tensors in batches:
+                    made = step.call(self._plain, [tensor.cpu().clone() for tensor in tensors])
+                    if step.has_loss:
+                        (made / len(batches)).backward()
+                    self._made.append(made)
+        except Exception as error:  # code of the user's, which may run elsewhere alone
+            print_notice(
+                f"the first steps are not compared with the plain module, which fails: {one_line(error)}"
+            )
+            self._n_left = 0
+            self._draws.is_same = False
+        finally:
+            self._attributes.restore()
+
+    def difference(
+        self, made: Tensor | list[Tensor], gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    ) -> str:
+        """Names the first thing that differs in the step of a runner; "" if nothing does.
+
+        Args:
+            made: the loss, or the outputs.
+            gradients, state: of the runner after the step, by path.
+        """
+        if not self._draws.is_same:
+            return ""
+        if isinstance(made, Tensor):
+            pairs = [("the loss", made, torch.stack(self._made).mean())]
+        else:
+            pairs = [
+                (f"output {at}", *pair) for at, pair in enumerate(zip(made, self._made[0], strict=False))
+            ]
+        plain = {path: attrgetter(path)(self._plain) for path in state}
+        largest = max((float(each.abs().max()) for each in gradients.values() if each.numel()), default=0.0)
+        for path, tensor in plain.items():
+            if path in gradients or tensor.grad is not None:
+                zeros = torch.zeros_like(tensor)
+                placed, ours = gradients.get(path, zeros), zeros if tensor.grad is None else tensor.grad
+                pairs.append((f"the gradient of '{path}'", placed, ours))
+                tensor.grad = None
+            else:
+                pairs.append((f"'{path}'", state[path], tensor))
+        for what, placed, ours in pairs:
+            least = LEAST_SCALE * largest if "gradient" in what else 0.0
+            off, scale = _distance(placed, ours), max(_size(ours), least)
+            if off > self._tolerance * scale:
+                return f"{what} differs from the plain module's by {off:.2g} (of {scale:.2g})"
+        return ""
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference of two tensors, which may be sparse; what is not finite in both is equal."""
+    one, other = (each.detach().to_dense().to(torch.complex128) for each in (one.cpu(), other))
+    return _size((one - other).nan_to_num(0.0, 0.0, 0.0))
+
+
+def _size(tensor: Tensor) -> float:
+    tensor = tensor.detach().to_dense()
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _draws(captured: CapturedStep, device_of: IntArray) -> list[tuple[str, int]]:
+    """Lists the ops that may draw random numbers, with their devices, in program order."""
+    ops = captured.op_of_node.items()
+    drawing = [(node, op) for node, op in ops if torch.Tag.nondeterministic_seeded in _tags(node.target)]
+    return [(_name(op_packet(node)), int(device_of[op])) for node, op in drawing]
+
+
+def _tags(function: Any) -> Sequence[Any]:
+    return getattr(function, "tags", ())
+
+
+def _name(packet: Any) -> str:
+    """Name of an op, whether it writes in place or not."""
+    return str(packet).rpartition(".")[2].removesuffix("_functional").rstrip("_")
+
+
+class _SameDraws(TorchDispatchMode):
+    """Makes ops draw the random numbers that the ops of a placed step draw.
+
+    Args:
+        draws: names and devices of the ops that may draw, in program order.
+        seed: of the first device; the next has the next.
+
+    Attributes:
+        is_same: whether each op that drew was found among them.
+    """
+
+    def __init__(self, draws: Sequence[tuple[str, int]], seed: int) -> None:
+        super().__init__()
+        self._draws, self._next, self.is_same = draws, 0, True
+        numbers = {device: torch.Generator().manual_seed(seed + device) for _, device in draws}
+        self._states = {device: generator.get_state() for device, generator in numbers.items()}
+
+    def __enter__(self) -> Any:
+        self._next = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an op; if it draws, with the random numbers of its device."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in _tags(func):
+            return func(*args, **kwargs)
+        kwargs |= {"generator": None} if "generator" in kwargs else {}
+        places = range(self._next, len(self._draws))
+        place = next((at for at in places if self._draws[at][0] == _name(func.overloadpacket)), None)
+        device = None if place is None else self._draws[place][1]
+        if device is not None:
+            torch.set_rng_state(self._states[device])
+        before = torch.get_rng_state()
+        made = func(*args, **kwargs)
+        if not torch.get_rng_state().equal(before):
+            self.is_same &= device is not None
+            if place is not None and device is not None:
+                self._next, self._states[device] = place + 1, torch.get_rng_state()
+        return made

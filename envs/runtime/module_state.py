@@ -61,9 +61,7 @@ def constants_of(captured: CapturedStep) -> dict[str, Tensor]:
             value = constant_value(node)
             if not isinstance(value, Tensor):
                 kind = type(value).__name__
-                raise ExecutionError(
-                    f"the model holds a {kind} that its step reads, which only tensors can be"
-                )
+                raise ExecutionError(f"the step reads a {kind} of the model; it can read only tensors")
             if isinstance(value, FakeTensor) or value.is_meta:
                 raise ExecutionError(f"constant '{name}' of the model has no values; make it a buffer")
             constants[name] = value

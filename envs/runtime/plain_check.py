@@ -1,4 +1,4 @@
-"""Compares the first steps of a runner with those of the plain module: the net below what captures carry over."""
+"""Compares the first steps of a runner with those of the plain module, to find what a capture has lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PlainCheck:
         self._captured, self._n_left = captured, N_STEPS
         self._plain = copy.deepcopy(module).cpu().requires_grad_(False)
         self._plain.train(module.training) if captured.step.has_loss else self._plain.eval()
-        self._paths, self._attributes = WeakIdKeyDictionary(), PythonState(module)  # type: ignore[no-untyped-call]
+        self._paths, self._attributes = WeakIdKeyDictionary(), PythonState(module)
         for path in captured.step.state:
             real, plain = attrgetter(path)(module), attrgetter(path)(self._plain)
             self._paths[real] = path
@@ -92,9 +92,7 @@ class PlainCheck:
                         (made / len(batches)).backward()
                     self._made.append(made)
         except Exception as error:  # code of the user's, which may run elsewhere alone
-            print_notice(
-                f"the first steps are not compared with the plain module, which fails: {one_line(error)}"
-            )
+            print_notice(f"steps are not compared with the plain module, which fails: {one_line(error)}")
             self._n_left = 0
             self._draws.is_same = False
         finally:
@@ -114,9 +112,8 @@ class PlainCheck:
         if isinstance(made, Tensor):
             pairs = [("the loss", made, torch.stack(self._made).mean())]
         else:
-            pairs = [
-                (f"output {at}", *pair) for at, pair in enumerate(zip(made, self._made[0], strict=False))
-            ]
+            outputs = zip(made, self._made[0], strict=True)
+            pairs = [(f"output {index}", *pair) for index, pair in enumerate(outputs)]
         plain = {path: attrgetter(path)(self._plain) for path in state}
         largest = max((float(each.abs().max()) for each in gradients.values() if each.numel()), default=0.0)
         for path, tensor in plain.items():
@@ -162,7 +159,7 @@ def _name(packet: Any) -> str:
     return str(packet).rpartition(".")[2].removesuffix("_functional").rstrip("_")
 
 
-class _SameDraws(TorchDispatchMode):
+class _SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes ops draw the random numbers that the ops of a placed step draw.
 
     Args:
@@ -174,14 +171,14 @@ class _SameDraws(TorchDispatchMode):
     """
 
     def __init__(self, draws: Sequence[tuple[str, int]], seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._draws, self._next, self.is_same = draws, 0, True
         numbers = {device: torch.Generator().manual_seed(seed + device) for _, device in draws}
         self._states = {device: generator.get_state() for device, generator in numbers.items()}
 
     def __enter__(self) -> Any:
         self._next = 0
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None

@@ -120,7 +120,7 @@ def hooked(tensor: Tensor, hooks: Sequence[Any]) -> Tensor:
     """Returns a view of a parameter whose gradient the hooks change on its way."""
     view = tensor.view_as(tensor)
     for hook in hooks if view.requires_grad else ():
-        view.register_hook(hook)
+        view.register_hook(hook)  # type: ignore[no-untyped-call]
     return view
 
 
@@ -128,7 +128,7 @@ def carry_cumulative_averages(model: nn.Module) -> None:
     """Lets batch norms with `momentum=None` count in a tensor; torch reads the count as a Python number."""
     for part in model.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
-            part.forward = MethodType(_batch_norm, part)
+            vars(part)["forward"] = MethodType(_batch_norm, part)
 
 
 def _batch_norm(part: Any, inputs: Tensor) -> Tensor:

@@ -68,14 +68,15 @@ class PythonState:
 def foreign_draws() -> Iterator[list[str]]:
     """Yields a list that names, in the end, the global generators that drew numbers; these are set back."""
     drawn: list[str] = []
-    before = random.getstate(), np.random.get_state()
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield drawn
     finally:
-        drawn += ["Python's `random`"] if random.getstate() != before[0] else []
-        drawn += [] if _same(np.random.get_state(), before[1], set()) else ["NumPy's `random`"]
+        drawn += ["Python"] if random.getstate() != before[0] else []
+        now = np.random.get_state()  # noqa: NPY002
+        drawn += [] if _same(now, before[1], set()) else ["NumPy"]
         random.setstate(before[0])
-        np.random.set_state(before[1])
+        np.random.set_state(before[1])  # noqa: NPY002
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Step(nn.Module):
         self.fake_mode = known_values or MadeUpValues()
         self.has_loss, self._loss = training, loss
         self.hooks: dict[str, list[Any]] = {}
-        self._paths = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self._paths = WeakIdKeyDictionary()
         self.model, self._module = self._fake_module(module), weakref.ref(module)
         self._attributes = PythonState(self.model, module)
         self.changed: list[str] = []
@@ -218,8 +218,8 @@ class Step(nn.Module):
         for leaf, captured in zip(leaves, self._leaves, strict=True):
             if not isinstance(leaf, Tensor) and leaf != captured:
                 raise CaptureError(
-                    f"an input is {leaf!r}, and was {captured!r} at the capture, whose step holds for this value; "
-                    "capture it anew, or pass a tensor"
+                    f"an input is {leaf!r}; the step holds for its value at the capture, {captured!r}; capture "
+                    "it anew, or pass a tensor"
                 )
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
@@ -258,8 +258,8 @@ class Step(nn.Module):
             for path, part in module.named_modules():
                 if isinstance(part, torch.jit.ScriptModule):
                     raise CaptureError(
-                        f"'{path}' is TorchScript (scripted, traced or loaded by torch.jit), of which a trace "
-                        "sees no ops; give the module that it was made from"
+                        f"'{path}' is TorchScript (scripted, traced or loaded by torch.jit), whose ops no "
+                        "trace sees; give the module that it was made from"
                     )
                 values = {**vars(part), **part._buffers, **part._parameters}
                 for name, tensor in values.items():

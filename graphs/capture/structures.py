@@ -154,9 +154,7 @@ def _register(kind: type) -> None:
 
     def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], _Frame]:
         leaves, frame = flatten(value)
-        return [
-            (pytree.GetAttrKey(name), leaf) for name, leaf in zip(frame.names, leaves, strict=True)
-        ], frame
+        return list(zip(map(pytree.GetAttrKey, frame.names), leaves, strict=True)), frame
 
     def unflatten(leaves: Any, frame: _Frame) -> Any:
         value = copy.copy(frame.rest)

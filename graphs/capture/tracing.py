@@ -106,10 +106,7 @@ def _leave_out_generators(trace: Trace) -> bool:
     generators = [node for node in trace.sources if isinstance(node_value(node), torch.Generator)]
     for node in generators:
         for user in list(node.users):
-            others = fx.map_arg(
-                (user.args, user.kwargs), lambda each, node=node: each if each is not node else None
-            )
-            user.args, user.kwargs = others
+            user.kwargs = {name: None if value is node else value for name, value in user.kwargs.items()}
         trace.nodes.remove(node)
         del trace.sources[node]
     return bool(generators)

@@ -1,4 +1,4 @@
-"""Runs a step twice before it is traced, to find what its trace would lose: one trace stands for all steps."""
+"""Runs a step twice before it is traced, to find what its trace, which stands for all steps, would lose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from graphs.capture.value_numbers import ValueNumbers
 from graphs.system.errors import shortened
 
 FOREIGN = (
-    "forward reads values that torch does not make and that differ from run to run (a clock, a file, random "
-    "numbers of its own); each step repeats those of the capture"
+    "forward reads values that torch does not make and that differ from run to run (a clock, a file, a "
+    "random generator of its own); each step repeats those of the capture"
 )
 
 
@@ -33,7 +33,7 @@ def find_losses(step: Step) -> list[str]:
         step.items_are_tensors = False
         first = runs.run(LOW)
     lines = [
-        f"forward draws from {name}; each step repeats the draws of the capture, unless torch draws"
+        f"forward draws random numbers from {name}; each step repeats those of the capture; let torch draw"
         for name in sorted(set(runs.drawn))
     ]
     is_settled = first is not None and (not runs.n_asked or runs.run(HIGH) == runs.run(BOTH) == first)
@@ -53,7 +53,7 @@ def changed_lines(step: Step, changed: Sequence[str] | None = None) -> list[str]
     if not names:
         return []
     return [
-        f"forward changes {shortened(', '.join(names))}, on which the next step depends; each step begins with "
+        f"forward changes {shortened(', '.join(names))}, on which later steps depend; each step begins with "
         "the values of the capture; a buffer that is changed in place is carried on"
     ]
 

@@ -17,7 +17,7 @@ LARGE = 1_000_000
 """Elements of a constant from which its memory stands for its values."""
 
 
-class ValueNumbers(TorchDispatchMode):
+class ValueNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives each memory that an op writes a number: that of the op and of all that it reads.
 
     A value that one run leaves to the next has another number there, unless it follows from constants alone:
@@ -32,7 +32,7 @@ class ValueNumbers(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, *, state_varies: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._state_varies = state_varies
         self._numbers: dict[int, tuple[Any, int, bool]] = {}
         self._n_drawn = self.n_ops = 0

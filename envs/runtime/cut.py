@@ -26,6 +26,7 @@ from envs.runtime.device_program import (
     with_replaced,
 )
 from graphs.capture.captured_step import CapturedStep, Storage
+from graphs.capture.module_calls import source_of
 from graphs.capture.tracing import is_mutable
 from graphs.capture.values import node_value, op_packet, sparse_sizes
 from graphs.system.array_types import IntArray
@@ -157,7 +158,8 @@ class _Cutter:
         arguments = with_replaced(node.args, fx.Node, require)
         keywords = with_replaced(node.kwargs, fx.Node, require)
         held = self.trace.held.get(node)
-        return self._add_call(node, device, Call(op, function, arguments, keywords, Slot(-1), held))
+        line = source_of(node) if held is not None else ""
+        return self._add_call(node, device, Call(op, function, arguments, keywords, Slot(-1), held, line))
 
     def _add_call(self, node: fx.Node, device: int, call: Call) -> Slot:
         draft = self.drafts[device]

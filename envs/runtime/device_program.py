@@ -96,6 +96,7 @@ class Call:
         function: e.g. `aten.mm.default`.
         arguments, keywords: of the call; a `Slot` stands for its value, also in lists and tuples.
         held: what the call must yield for the captured step to hold, as `Trace.held`; None for anything.
+        line: line of the user's code that is held.
     """
 
     op: int
@@ -104,6 +105,7 @@ class Call:
     keywords: dict[str, Any]
     out: Slot
     held: Any = None
+    line: str = ""
 
 
 @dataclass(frozen=True)

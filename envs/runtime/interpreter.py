@@ -168,10 +168,12 @@ class Interpreter(DeviceState):
         outputs = {index: values[slot.index].clone() for index, slot in self.program.outputs}
         for path, slot in self.program.trained:
             self.trained[path].grad = values[slot.index]
+        # One may be what another was before the step; the optimizer updates what forward has left.
+        changed = {path: values[slot.index].clone() for path, slot in self.program.new_values}
+        for path, value in changed.items():
+            self.state[path].copy_(value)
         if self.optimizer:
             self.optimizer.step()
-        for path, slot in self.program.new_values:
-            self.state[path].copy_(values[slot.index])
         return outputs
 
 
@@ -224,9 +226,10 @@ def _check_held(call: Call, made: Any) -> None:
     """Checks that an op yields what it did for the values that the step was captured with."""
     found = shapes_of(made) or made
     if found != call.held and not (isinstance(made, float) and math.isclose(made, call.held, rel_tol=1e-5)):
+        where = f"{call.line}: " if call.line else ""
         raise ExecutionError(
-            f"op '{call.function}' yields {found}; the step holds for the inputs and weights that it was "
-            f"captured with, which yield {call.held}; capture it again"
+            f"{where}op '{call.function}' yields {found}; the step holds for the inputs and weights that it was "
+            f"captured with, which yield {call.held}; capture it again, or keep to tensors there"
         )
 
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphs.capture.loss import CaptureError
-from graphs.capture.module_calls import calling_line
+from graphs.capture.module_calls import TORCH, calling_line
 
 _REAL = (Tensor, nn.Parameter)
 
@@ -53,7 +53,7 @@ class Carried(TorchFunctionMode):
         frame = sys._getframe(1)
         args = [self._bound(value, frame) for value in args]
         kwargs = {name: self._bound(value, frame) for name, value in (kwargs or {}).items()}
-        if func is Tensor.item:
+        if func is Tensor.item and not frame.f_code.co_filename.startswith(TORCH):
             self.n_items += 1
             if self._items_are_tensors:
                 return args[0].detach().clone()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -24,30 +25,30 @@ LOW, HIGH, BOTH = "low", "high", "both"
 _VALUE = "_placewalk_value"
 
 
-class MadeUpValues(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Answers ops that need a value with one that is made up, to see whether anything depends on it.
+class MadeUpAnswers:
+    """A fake mode that can answer ops which need a value by made-up ones, to see if anything depends on them.
 
     Attributes:
-        answers: what to answer: low values, high ones, or both in turn; None = nothing, which is an error.
+        mode: the mode.
+        which: answers: low values, high ones, or both in turn; None = none, which is an error.
         n_asked: number of answers.
     """
 
     def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-        self.answers: str | None = None
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.which: str | None = None
         self.n_asked = 0
+        # Higher-order operators have rules for this very class, not for a subclass of it.
+        self._dispatch, self.mode.dispatch = self.mode.dispatch, self._answer  # type: ignore[method-assign]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> Any:
-        """Runs an op on fake tensors; answers what it cannot know."""
+    def _answer(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return self._dispatch(func, types, args, kwargs or {})
         except DataDependentOutputException:
-            if self.answers is None or func not in ANSWERING:
+            if self.which is None or func not in ANSWERING:
                 raise
         self.n_asked += 1
-        is_high = self.answers == HIGH or (self.answers == BOTH and self.n_asked % 2 == 1)
+        is_high = self.which == HIGH or (self.which == BOTH and self.n_asked % 2 == 1)
         dtype = args[0].dtype if func is VALUE_OF else torch.bool
         if dtype.is_floating_point or dtype.is_complex:
             return 1e30 if is_high else -1e30
@@ -145,6 +146,19 @@ def give_value(fake: Tensor, value: Tensor) -> None:
     vars(fake).pop(_VALUE, None)  # what uninitialized memory holds
     if not value.is_meta:
         setattr(fake, _VALUE, value.detach().cpu())
+
+
+@contextmanager
+def copied_values(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Lets ops in place change copies of the values of fake tensors, which are then as before."""
+    values = [(tensor, getattr(tensor, _VALUE)) for tensor in tensors if hasattr(tensor, _VALUE)]
+    for tensor, value in values:
+        setattr(tensor, _VALUE, value.clone())
+    try:
+        yield
+    finally:
+        for tensor, value in values:
+            setattr(tensor, _VALUE, value)
 
 
 def shapes_of(value: Any) -> list[tuple[int, ...]]:

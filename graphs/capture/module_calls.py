@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
+from graphs.capture.python_state import TRACES
 from graphs.system.errors import printable
 
 CALL = "placewalk.call"
@@ -26,6 +27,8 @@ LINE = "placewalk.line"
 """Key under which torch keeps the line of a node."""
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 HERE = f"{Path(__file__).parent}{os.sep}"
+PASSING = f"{HERE}carried.py"
+"""File of ours that stands between the user's code and torch."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def record_calls(*models: nn.Module) -> Iterator[None]:
     def leave(*_: object) -> None:
         running.pop()[1].__exit__(None, None, None)
 
+    setattr(enter, TRACES, True)
+    setattr(leave, TRACES, True)
     hooks = [module.register_forward_pre_hook(enter) for module in paths]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in paths]
     try:
@@ -127,9 +132,9 @@ def calling_line(frame: FrameType | None) -> str:
     """Returns the innermost line outside of torch; "" where torch alone ran a module of its own."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(HERE):
+        if path.startswith(HERE) and path != PASSING:
             return ""
-        if not path.startswith((TORCH, "<")):
+        if not path.startswith((TORCH, PASSING, "<")):
             return f"{_short(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -20,7 +20,9 @@ from graphs.system.errors import printable
 NOT_COPIED = (Tensor, nn.Parameter, nn.Module)
 """Classes whose instances stay as they are in a copy of attributes."""
 OF_TORCH = vars(nn.Module()).keys() - {"training", "_buffers", "_modules", "_parameters"}
-"""Attributes of each module that hold hooks; what traces a module adds some."""
+"""Attributes of each module that hold hooks."""
+TRACES = "_placewalk_traces"
+"""Attribute of a hook that records a trace, which restoring a module leaves there."""
 
 
 class PythonState:
@@ -35,6 +37,7 @@ class PythonState:
     def __init__(self, *models: nn.Module) -> None:
         self._parts = [item for model in models for item in model.named_modules()]
         self._before = self._copied([_attributes(part) for _, part in self._parts])
+        self._hooks = [{name: set(hooks) for name, hooks in _hooks_of(part)} for _, part in self._parts]
 
     def changed(self) -> list[str]:
         """Lists the paths of the attributes that are no longer the same."""
@@ -53,6 +56,11 @@ class PythonState:
             for name in _attributes(part).keys() - before.keys():
                 del vars(part)[name]
             vars(part).update(before)
+        for (_, part), before in zip(self._parts, self._hooks, strict=True):
+            for name, hooks in _hooks_of(part):
+                for key in hooks.keys() - before[name]:
+                    if not hasattr(hooks[key], TRACES):
+                        del hooks[key]
 
     @staticmethod
     def _copied(attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,6 +89,12 @@ def foreign_draws() -> Iterator[list[str]]:
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(part).items() if name not in OF_TORCH}
+
+
+def _hooks_of(part: nn.Module) -> list[tuple[str, dict[int, Any]]]:
+    return [
+        (name, value) for name, value in vars(part).items() if name in OF_TORCH and isinstance(value, dict)
+    ]
 
 
 def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphs.capture.carried import Carried, carry_assignments, carry_cumulative_averages, hooked
-from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, MadeUpValues, give_value
+from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, MadeUpAnswers, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
 from graphs.capture.python_state import PythonState
 from graphs.capture.structures import as_arguments, holds_tensors, leaves_of
@@ -58,6 +58,7 @@ class Step(nn.Module):
         averaged: names of the outputs whose mean is the loss, once traced; none if the module returns a loss.
         hooks: hooks of the gradient of each parameter that has some, by path.
         changed: paths of the attributes that the last run of `forward` changed.
+        made_up: answers that stand for values in runs on fake tensors.
         restores: whether each run begins with the attributes that the module had.
         items_are_tensors: whether `tensor.item()` stays a tensor.
         binds: whether a closure holds tensors of the module itself.
@@ -76,18 +77,19 @@ class Step(nn.Module):
         super().__init__()
         check_loss(loss)
         self.known_values = known_values
-        self.fake_mode = known_values or MadeUpValues()
+        self.made_up = MadeUpAnswers()
+        self.fake_mode = known_values or self.made_up.mode
         self.has_loss, self._loss = training, loss
         self.hooks: dict[str, list[Any]] = {}
         self._paths = WeakIdKeyDictionary()
         self.model, self._module = self._fake_module(module), weakref.ref(module)
-        self._attributes = PythonState(self.model, module)
         self.changed: list[str] = []
         self.restores = self.items_are_tensors = True
         self.binds, self.n_items = False, 0
         self.averaged: list[str] = []
         if not training:
             self.model.eval().requires_grad_(False)
+        self._attributes = PythonState(self.model, module)
         leaves, self._spec = tree_flatten_with_path(as_arguments(inputs))
         for path, leaf in leaves:
             if not isinstance(leaf, Tensor | nn.Module) and holds_tensors(leaf):
@@ -137,6 +139,10 @@ class Step(nn.Module):
         carry_assignments(before, after, (path for path, each in self.state.items() if each.requires_grad))
         self.changed = self._attributes.changed()
         self.binds, self.n_items = self.binds or carried.binds, carried.n_items
+        if self.binds and not self.has_loss and any(part.training for part in self.models[-1].modules()):
+            raise CaptureError(
+                "a function calls the module itself, which is in training mode; call .eval() on it"
+            )
         return made
 
     def restore(self) -> None:
@@ -218,8 +224,8 @@ class Step(nn.Module):
         for leaf, captured in zip(leaves, self._leaves, strict=True):
             if not isinstance(leaf, Tensor) and leaf != captured:
                 raise CaptureError(
-                    f"an input is {leaf!r}; the step holds for its value at the capture, {captured!r}; capture "
-                    "it anew, or pass a tensor"
+                    f"an input is {leaf!r}; the step holds for its value at the capture, {captured!r}; "
+                    "capture it anew, or pass a tensor"
                 )
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

@@ -85,7 +85,7 @@ def trace(step: Step) -> Trace:
     """
     # With mkldnn an LSTM layer is one op in inference.
     with _quiet(), torch.backends.mkldnn.flags(enabled=False), torch.compiler.set_stance("force_eager"):
-        lost = find_losses(step)
+        lost, is_settled = find_losses(step)
         try:
             traced = trace_joint(step)
         except CaptureError:
@@ -95,7 +95,7 @@ def trace(step: Step) -> Trace:
                 traced = _trace_as_compiled(step)
         finally:
             step.restore()
-    traced.lost = lost or changed_lines(step) if step.known_values else lost
+    traced.lost = lost if is_settled else lost + changed_lines(step.changed)
     if _leave_out_generators(traced):
         traced.lost.append(OWN_GENERATOR)
     return traced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphs.capture.known_values import BOTH, HIGH, LOW, MadeUpValues
+from graphs.capture.known_values import BOTH, HIGH, LOW, copied_values
 from graphs.capture.loss import CaptureError
 from graphs.capture.python_state import foreign_draws
 from graphs.capture.step import Step
@@ -17,7 +17,7 @@ FOREIGN = (
 )
 
 
-def find_losses(step: Step) -> list[str]:
+def find_losses(step: Step) -> tuple[list[str], bool]:
     """Runs the forward pass on fake tensors, and again with the attributes that the first run left.
 
     If the second run computes something else, a trace loses what made the difference. The runs also settle
@@ -25,9 +25,9 @@ def find_losses(step: Step) -> list[str]:
     reads values on which nothing depends.
 
     Returns:
-        A line for each thing that is lost.
+        A line for each thing that is lost, and whether that is all; it may not be if the step needs values.
     """
-    runs, mode = _Runs(step), step.fake_mode
+    runs = _Runs(step)
     first = runs.run(LOW)
     if first is None and step.n_items:
         step.items_are_tensors = False
@@ -36,25 +36,25 @@ def find_losses(step: Step) -> list[str]:
         f"forward draws random numbers from {name}; each step repeats those of the capture; let torch draw"
         for name in sorted(set(runs.drawn))
     ]
-    is_settled = first is not None and (not runs.n_asked or runs.run(HIGH) == runs.run(BOTH) == first)
-    if not is_settled or not isinstance(mode, MadeUpValues):
-        return [*lines, *changed_lines(step)]
+    asks = runs.n_asked > 0 and not step.known_values
+    is_settled = first is not None and (not asks or runs.run(HIGH) == runs.run(BOTH) == first)
+    if not is_settled:
+        return lines, False
     changed, step.restores = step.changed, False
     second, step.restores = runs.run(LOW), True
     third = first if second == first else runs.run(LOW)
-    mode.answers = LOW
-    lost = changed_lines(step, changed) if second != third else []
-    return [*lines, *lost, *([FOREIGN] if third != first else [])]
+    step.made_up.which = LOW if asks else None
+    lost = changed_lines(changed) if second != third else []
+    return [*lines, *lost, *([FOREIGN] if third != first else [])], True
 
 
-def changed_lines(step: Step, changed: Sequence[str] | None = None) -> list[str]:
-    """Names the attributes that `forward` changed, in one line; none if it changed none."""
-    names = step.changed if changed is None else changed
+def changed_lines(names: Sequence[str]) -> list[str]:
+    """Says of the attributes that `forward` changed that they are not carried on."""
     if not names:
         return []
     return [
-        f"forward changes {shortened(', '.join(names))}, on which later steps depend; each step begins with "
-        "the values of the capture; a buffer that is changed in place is carried on"
+        f"forward changes {shortened(', '.join(names))}, but each step begins as the capture did; to carry it "
+        "on, make it a buffer and change that in place"
     ]
 
 
@@ -73,19 +73,18 @@ class _Runs:
 
     def run(self, answers: str) -> tuple[int, ...] | None:
         """Returns the numbers of what a run computes; None if it fails."""
-        step, mode = self._step, self._step.fake_mode
-        if not isinstance(mode, MadeUpValues):
-            return None
-        mode.answers, mode.n_asked = answers, 0
+        step, made_up = self._step, self._step.made_up
+        made_up.which, made_up.n_asked = answers, 0
         try:
-            with foreign_draws() as drawn, mode:
-                return self._numbers.run(step.run, list(step.state.values()), step.tensors)
+            state = list(step.state.values())
+            with foreign_draws() as drawn, copied_values([*state, *step.tensors]), step.fake_mode:
+                return self._numbers.run(step.run, state, step.tensors)
         except CaptureError:
-            if not mode.n_asked:
+            if not made_up.n_asked:
                 raise
             return None
         except Exception:
             return None
         finally:
-            self.n_asked, mode.answers = mode.n_asked, None
+            self.n_asked, made_up.which = made_up.n_asked, None
             self.drawn += drawn

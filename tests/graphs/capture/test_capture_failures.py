@@ -97,7 +97,7 @@ def test_an_unknown_optimizer_is_refused() -> None:
 
 
 BRANCHES = {
-    "x.sum().item()": "a tensor's value (`.item()`, `if tensor`)",
+    "float(x.sum())": "a tensor's value (`.item()`, `if tensor`)",
     "x[x > 0]": "the values that aten.nonzero.default yields",
     "x.nonzero()": "the values that aten.nonzero.default yields",
     "bool(x.sum() > 0)": "a tensor's value (`.item()`, `if tensor`)",
@@ -145,7 +145,7 @@ def test_an_op_that_needs_values_is_named_with_its_line(
 def test_an_error_in_an_installed_model_is_named_with_the_line_of_the_package_or_of_its_user(
     tmp_path: Path,
 ) -> None:
-    installed = load_model(tmp_path / "site-packages" / "zoo" / "net.py", "x.sum().item()")
+    installed = load_model(tmp_path / "site-packages" / "zoo" / "net.py", "float(x.sum())")
     with pytest.raises(CaptureError, match=r"captured: zoo/net\.py:9: needs a tensor's value"):
         capture(installed, torch.zeros(2, 4, device="meta"))
     user = load_model(tmp_path / "mine.py", "self.net(x)")

@@ -73,7 +73,7 @@ def attend(layer: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[Any]]] = {
     "early exit": (early_exit, (X,), [True]),
-    "item": (lambda layer, x: layer(x) * x.sum().item(), (X,), [10.0]),
+    "float": (lambda layer, x: layer(x) * float(x.sum()), (X,), [10.0]),
     "tolist": (parts, (X, COUNTS), [2, 1]),
     "masked": (lambda layer, x, n: layer(x) * n[n > 1].tolist()[0], (X, COUNTS), [2, [(1,)]]),
     "items": (lambda layer, x, n: layer(x) * torch.tensor([n.sum(), n[0], 7, 8]), (X, COUNTS), [3, 2]),

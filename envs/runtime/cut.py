@@ -203,8 +203,10 @@ class _Cutter:
         op = self.captured.op_of_node[tangent]
         home = self.device_of[op]
         if (tangent, home) not in self.slot_of:
-            loss = self._require(self.trace.tangents[tangent], home)
-            self._add_call(tangent, home, Call(op, "ones_like", (loss,), {}, Slot(-1)))
+            made = self.trace.tangents[tangent]
+            # What forward leaves in a parameter that it changes has no gradient of its own.
+            function = "ones_like" if made in self.trace.outputs else "zeros_like"
+            self._add_call(tangent, home, Call(op, function, (self._require(made, home),), {}, Slot(-1)))
         return self.slot_of[tangent, home] if home == device else self._receive(tangent, device)
 
     def _receive(self, node: fx.Node, device: int) -> Slot:

@@ -220,6 +220,7 @@ def _identity(value: Any) -> Any:
 PLAIN: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "ones_like": torch.ones_like,
+    "zeros_like": torch.zeros_like,
     "identity": _identity,
     "attention": fused_ops.attention,
     "attention_backward": fused_ops.attention_backward,

@@ -228,8 +228,8 @@ def _check_held(call: Call, made: Any) -> None:
     if found != call.held and not (isinstance(made, float) and math.isclose(made, call.held, rel_tol=1e-5)):
         where = f"{call.line}: " if call.line else ""
         raise ExecutionError(
-            f"{where}op '{call.function}' yields {found}; the step holds for the inputs and weights that it was "
-            f"captured with, which yield {call.held}; capture it again, or keep to tensors there"
+            f"{where}op '{call.function}' yields {found}; the step holds for the inputs and weights of its "
+            f"capture, which yield {call.held}; capture it again, or keep to tensors there"
         )
 
 

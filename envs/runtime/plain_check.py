@@ -88,7 +88,7 @@ class PlainCheck:
             with torch.random.fork_rng(devices=()), foreign_draws(), carried, self._draws:
                 for tensors in batches:
                     made = step.call(self._plain, [tensor.cpu().clone() for tensor in tensors])
-                    if step.has_loss:
+                    if step.has_loss and made.requires_grad:
                         (made / len(batches)).backward()
                     self._made.append(made)
         except Exception as error:  # code of the user's, which may run elsewhere alone

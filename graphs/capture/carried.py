@@ -93,18 +93,18 @@ def assign(tensor: Tensor, value: Tensor, what: str) -> None:
 
 
 def carry_assignments(
-    before: Mapping[str, Tensor], after: Mapping[str, Tensor], trained: Iterable[str]
+    state: Mapping[str, Tensor], assigned: Mapping[str, Tensor], trained: Iterable[str]
 ) -> None:
     """Changes the tensors in place to which `forward` assigned others.
 
     Args:
-        before, after: each parameter and buffer by path, as it was given to and left by `forward`.
+        state: each parameter and buffer by path.
+        assigned: what `forward` assigned, by path.
         trained: paths of the parameters that require gradients.
 
     Raises:
         CaptureError: one has another shape or type, or is trained.
     """
-    assigned = {path: after[path] for path in before if after[path] is not before[path]}
     if wrong := sorted(assigned.keys() & set(trained)):
         raise CaptureError(
             f"forward assigns a tensor to parameter '{wrong[0]}', which the optimizer then no longer trains; "
@@ -113,7 +113,7 @@ def carry_assignments(
     values = {path: value.detach().clone() for path, value in assigned.items()}
     with torch.no_grad():
         for path, value in values.items():
-            assign(before[path], value, f"'{path}'")
+            assign(state[path], value, f"'{path}'")
 
 
 def hooked(tensor: Tensor, hooks: Sequence[Any]) -> Tensor:

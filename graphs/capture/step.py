@@ -59,6 +59,7 @@ class Step(nn.Module):
         hooks: hooks of the gradient of each parameter that has some, by path.
         changed: paths of the attributes that the last run of `forward` changed.
         made_up: answers that stand for values in runs on fake tensors.
+        assigned: paths of the tensors to which `forward` assigns others.
         restores: whether each run begins with the attributes that the module had.
         items_are_tensors: whether `tensor.item()` stays a tensor.
         binds: whether a closure holds tensors of the module itself.
@@ -84,6 +85,7 @@ class Step(nn.Module):
         self._paths = WeakIdKeyDictionary()
         self.model, self._module = self._fake_module(module), weakref.ref(module)
         self.changed: list[str] = []
+        self.assigned: set[str] = set()
         self.restores = self.items_are_tensors = True
         self.binds, self.n_items = False, 0
         self.averaged: list[str] = []
@@ -111,6 +113,10 @@ class Step(nn.Module):
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     @property
+    def _trained(self) -> set[str]:
+        return {path for path, tensor in self.state.items() if tensor.requires_grad}
+
+    @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Paths of each tensor, and of each submodule without tensors, that is held several times."""
         held: dict[int, list[str]] = {}
@@ -125,20 +131,25 @@ class Step(nn.Module):
         """Runs `forward` with other tensors in place of `self.state`, in its order."""
         if self.restores and self.changed:
             self._attributes.restore()
-        before = {
-            path: hooked(tensor, self.hooks[path]) if path in self.hooks else tensor
-            for path, tensor in zip(self.state, state, strict=True)
-        }
-        by_path = {f"model.{path}": tensor for path, tensor in before.items()}
+        before = dict(zip(self.state, state, strict=True))
+        # What is assigned to is copied, as its backward pass may read what it was.
+        given = before | {path: before[path].clone() for path in self.assigned}
+        given |= {path: hooked(before[path], hooks) for path, hooks in self.hooks.items()}
+        by_path = {f"model.{path}": tensor for path, tensor in given.items()}
         carried = Carried(
             self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
         )
-        with carried:
-            made = torch.func.functional_call(self, by_path, tuple(tensors))
-        after = {path: by_path[f"model.{path}"] for path in before}
-        carry_assignments(before, after, (path for path, each in self.state.items() if each.requires_grad))
+        try:
+            with carried:
+                made = torch.func.functional_call(self, by_path, tuple(tensors))
+        finally:
+            self.binds, self.n_items = self.binds or carried.binds, carried.n_items
+        assigned = {
+            path: by_path[f"model.{path}"] for path in given if by_path[f"model.{path}"] is not given[path]
+        }
+        self.assigned |= assigned.keys()
+        carry_assignments(before, {path: by_path[f"model.{path}"] for path in self.assigned}, self._trained)
         self.changed = self._attributes.changed()
-        self.binds, self.n_items = self.binds or carried.binds, carried.n_items
         if self.binds and not self.has_loss and any(part.training for part in self.models[-1].modules()):
             raise CaptureError(
                 "a function calls the module itself, which is in training mode; call .eval() on it"

@@ -32,6 +32,8 @@ def find_losses(step: Step) -> tuple[list[str], bool]:
     if first is None and step.n_items:
         step.items_are_tensors = False
         first = runs.run(LOW)
+    if step.assigned:  # which is copied from now on
+        first = runs.run(LOW)
     lines = [
         f"forward draws random numbers from {name}; each step repeats those of the capture; let torch draw"
         for name in sorted(set(runs.drawn))
@@ -53,8 +55,8 @@ def changed_lines(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"forward changes {shortened(', '.join(names))}, but each step begins as the capture did; to carry it "
-        "on, make it a buffer and change that in place"
+        f"forward changes {shortened(', '.join(names))}, but each step begins as the capture did; make what is "
+        "to be carried on a buffer, and change that in place"
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,28 +16,36 @@ from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import Step, one_line, unwrapped
-from graphs.capture.structures import batch_size
+from graphs.capture.structures import as_arguments, batch_size
 from graphs.graph_columns import Csr
 from graphs.op_graph import OpGraph
 from graphs.system.errors import logged
 
-CACHE = "past_{}_{}"
-"""Name of the buffer that holds the keys or values of a layer."""
-PARTS = ("keys", "values")
-COPIES = ("aten.cat", "aten.index")
+CACHE = "past"
+"""Beginning of the names of the buffers that hold the tensors of a cache."""
+CACHES = ("past_key_values", "cache_params", "state")
+"""Names of caches in what models of transformers return."""
+PROBE = 61
+"""Length of a first prompt, which is no size of a model; a cache without a trace of it is that of any prompt."""
+COPIES = ("aten.cat", "aten.copy", "aten.index_copy")
+"""Ops that add tokens to a cache, or replace a state; the cache is their first operand."""
 
 
 def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | None = None) -> CapturedStep:
-    """Captures the inference of one token that reads the keys and values of those before it from a cache.
+    """Captures the inference of one token that reads what the model keeps of those before it from a cache.
 
-    The cache of a layer is two parameters, `past_0_keys` and `past_0_values`, on the device of its attention.
-    Costs are those of servers: attention is fused, a token is added to the cache in place, and of a mixture's
-    experts those are read that are chosen, where they are.
+    The cache is what the model makes of a prompt. Each of its tensors (keys, values, states of recurrences and
+    convolutions, keys and values of an encoder's outputs) is a parameter named by its place in it, such as
+    `past_0_keys` and `past_0_conv_states_0`, on the device of the op that reads it first. Costs are those of
+    servers: attention is fused, a token is added to the cache in place, and of a mixture's experts those are
+    read that are chosen, where they are.
 
     Args:
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
         inputs: of the module; the batch is that of the first tensor.
-        prompt: tokens that each layer has in its cache, or less with a window; at least 1.
+        prompt: tokens that each layer has in its cache, or less with a window; at least 1. If an encoder
+            reads tokens, those of the encoder, after which the decoder has made one. An encoder of anything
+            else reads `inputs`, and the prompt is the decoder's.
         name: name of the graph; the class of the module by default.
 
     Raises:
@@ -47,44 +55,116 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | No
     return _in_place(capture_step(model, token, training=False, gpu=None, name=name))
 
 
-def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Tensor]]:
+def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Any]]:
     """Makes a copy on fake tensors that returns the scores of the next token, and its inputs."""
     try:
-        words = torch.zeros(batch_size(inputs), prompt, dtype=torch.long, device="meta")
-        step = Step(unwrapped(module), {"input_ids": words, "use_cache": True}, training=False)
-        model: Any = step.model
-        with suppress(ValueError, AttributeError):
-            model.set_experts_implementation("batched_mm")
-        with step.fake_mode, torch.device("cpu"):
-            cache = model(input_ids=step.tensors[0], use_cache=True).past_key_values
-        for number, layer in enumerate(cache.layers):
-            for part in PARTS:
-                model.register_buffer(CACHE.format(number, part), getattr(layer, part).detach())
-            held = [name for name, value in vars(layer).items() if isinstance(value, Tensor)]
-            vars(layer).update(dict.fromkeys(held))
+        model, token = _after_prompt(module, inputs, min(prompt, PROBE))
+        if prompt > PROBE and _keeps(model, PROBE):
+            model, token = _after_prompt(module, inputs, prompt)
+        return model, token
     except Exception as error:
-        name = type(module).__name__
+        name, generates = type(module).__name__, hasattr(module, "prepare_inputs_for_generation")
+        remedy = "" if generates else "; a prompt needs a model of transformers that generates"
         raise CaptureError(
-            f"model '{name}': makes no key-value cache from input_ids ({one_line(error)}); a prompt needs a "
-            f"model of transformers that generates{logged(error)}"
+            f"model '{name}': makes no key-value cache from a prompt of {prompt} tokens ({one_line(error)})"
+            f"{remedy}{logged(error)}"
         ) from None
-    model.emptied = cache
+
+
+def _after_prompt(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Any]]:
+    given = _inputs_of_prompt(unwrapped(module), inputs, prompt)
+    step = Step(unwrapped(module), given, training=False)
+    model: Any = step.model
+    with suppress(ValueError, AttributeError):
+        model.set_experts_implementation("batched_mm")
+    with step.fake_mode, torch.device("cpu"):
+        return model, read_prompt(model, dict(zip(given, step.tensors, strict=True)))
+
+
+def _keeps(model: Any, length: int) -> bool:
+    """Says whether a cache has a size or a number that follows from the length of its prompt."""
+    sizes = [size for path in model.holes for size in model.get_buffer(path).shape]
+    numbers = [leaf for _, leaf in _leaves_in(model.emptied, CACHE, set())]
+    return any(near in sizes or near in numbers for near in (length - 1, length, length + 1))
+
+
+def _inputs_of_prompt(module: Any, inputs: Any, prompt: int) -> dict[str, Tensor]:
+    words = torch.zeros(batch_size(inputs), prompt, dtype=torch.long, device="meta")
+    if not module.config.is_encoder_decoder:
+        return {"input_ids": words}
+    if (read := module.main_input_name) == "input_ids":
+        return {read: words, "decoder_input_ids": words[:, :1]}
+    encoded = inputs.get(read) if isinstance(inputs, Mapping) else as_arguments(inputs)[0]
+    if encoded is None:
+        raise CaptureError(f"its encoder reads {read}, which the inputs lack")
+    return {read: encoded, "decoder_input_ids": words}
+
+
+def read_prompt(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Runs a prompt; then `forward` of the model takes one token, with the cache as buffers, for its scores.
+
+    Args:
+        model: a model of transformers in evaluation mode; it is changed.
+        inputs: the prompt's, by keyword.
+
+    Returns:
+        Inputs of the next token: zeros for the word, and the outputs of an encoder.
+    """
+    word = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    cache: dict[str, Any] = {}
+    if getattr(model.generation_config, "cache_implementation", None):
+        (settings, _), (batch, length) = model._prepare_generation_config(None), inputs[word].shape
+        model._prepare_cache_for_generation(settings, cache, None, batch, length + 1)
+    made = model(**inputs, **cache, use_cache=True)
+    name = next((name for name in CACHES if made.get(name) is not None), None)
+    if name is None:
+        raise CaptureError(f"it returns none of {', '.join(CACHES)}")
+    model.cache_name, model.holes, stand_ins = name, {}, dict[int, Any]()
+    leaves = _leaves_in(made[name], CACHE, set())
+    for path, tensor in ((path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)):
+        if id(tensor) not in stand_ins and (tensor.dim() or tensor.is_floating_point() or tensor._version):
+            model.register_buffer(path, tensor.detach())
+            stand_ins[id(tensor)] = model.holes[path] = object()
+        else:  # a number that no step changes or reads
+            stand_ins.setdefault(id(tensor), None)
+    model.emptied = copy.deepcopy(made[name], stand_ins)
     model.__class__ = type(type(model).__name__, (_Decoding, type(model)), {})
-    return model, {"input_ids": words[:, :1]}
+    encoded = made.get("encoder_last_hidden_state")
+    return {word: inputs[word].new_zeros(len(inputs[word]), 1)} | ({} if encoded is None else {"encoder_outputs": (encoded,)})
+
+
+def _leaves_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors, numbers and other leaves of a cache, and the name of each by its place."""
+    is_object = hasattr(value, "__dict__") and not isinstance(value, Tensor | type)
+    if not (is_object or isinstance(value, list | tuple | Mapping)):
+        yield path, value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        places = vars(value) if is_object else value
+        for key, part in places.items() if isinstance(places, Mapping) else enumerate(places):
+            yield from _leaves_in(part, path if key == "layers" else f"{path}_{key}", seen)
 
 
 class _Decoding(nn.Module):
-    """The class before that of a model; the cache is made of buffers."""
+    """The class before that of a model; the cache is made of buffers.
 
+    Attributes:
+        cache_name: its name among the arguments of `forward`.
+        emptied: the cache with a hole in place of each tensor.
+        holes: the hole of each buffer, by name.
+    """
+
+    cache_name: str
     emptied: Any
+    holes: dict[str, object]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        cache = copy.copy(self.emptied)
-        cache.layers = [copy.copy(layer) for layer in cache.layers]
-        for number, layer in enumerate(cache.layers):
-            for part in PARTS:
-                setattr(layer, part, self.get_buffer(CACHE.format(number, part)))
-        scores: Tensor = super().forward(input_ids=input_ids, past_key_values=cache, use_cache=True)[0]
+    def forward(self, **inputs: Any) -> Tensor:
+        buffers: dict[int, Any] = {id(hole): self.get_buffer(path) for path, hole in self.holes.items()}
+        words = inputs.pop("decoder_input_ids", None)
+        words = inputs.pop("input_ids") if words is None else words
+        inputs |= {self.cache_name: copy.deepcopy(self.emptied, buffers), "use_cache": True}
+        model: Any = super()
+        scores: Tensor = model.forward(**model.prepare_inputs_for_generation(words, **inputs))[0]
         return scores
 
 
@@ -99,10 +179,11 @@ def _in_place(captured: CapturedStep) -> CapturedStep:
     for op, tensor in _copies(graph):
         others = np.setdiff1d(graph.inputs.row(op), tensor)
         (copied,) = graph.outputs.row(op)
-        is_cache = graph.op_types[op] == "aten.cat"
+        is_cache = graph.op_types[op] in COPIES
         added = sizes[others].sum() if is_cache else 0.0
         moved[op], sizes[copied] = 2 * added, added
         readers[tensor] = np.union1d(readers[tensor], graph.consumers.row(copied))
+        colocate[op] = colocate[op] if colocate[op] >= 0 else colocate[graph.tensor_producer[tensor]]
         for reader in graph.consumers.row(copied).tolist():
             if colocate[reader] >= 0:
                 colocate[colocate == colocate[reader]] = colocate[op]
@@ -116,8 +197,8 @@ def _in_place(captured: CapturedStep) -> CapturedStep:
 def _copies(graph: OpGraph) -> Iterator[tuple[int, int]]:
     """Yields the ops that copy a cache or chosen experts, and the tensor that each copies."""
     for op, kind in enumerate(graph.op_types):
-        for tensor in graph.inputs.row(op).tolist() if kind in COPIES else ():
+        for tensor in graph.inputs.row(op).tolist() if kind in (*COPIES, "aten.index") else ():
             source = graph.tensor_producer[tensor]
-            is_cache = graph.op_names[source].startswith(CACHE.partition("{")[0])
-            if graph.op_types[source] == "parameter" and is_cache == (kind == "aten.cat"):
+            is_cache = graph.op_names[source].startswith(f"{CACHE}_")
+            if graph.op_types[source] == "parameter" and is_cache == (kind != "aten.index"):
                 yield op, tensor

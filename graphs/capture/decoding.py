@@ -16,27 +16,24 @@ from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import Step, one_line, unwrapped
-from graphs.capture.structures import as_arguments, batch_size
+from graphs.capture.structures import batch_size
 from graphs.graph_columns import Csr
 from graphs.op_graph import OpGraph
 from graphs.system.errors import logged
 
-CACHE = "past"
-"""Beginning of the names of the buffers that hold the tensors of a cache."""
 CACHES = ("past_key_values", "cache_params", "state")
 """Names of caches in what models of transformers return."""
-PROBE = 61
-"""Length of a first prompt, which is no size of a model; a cache without a trace of it is that of any prompt."""
 COPIES = ("aten.cat", "aten.copy", "aten.index_copy")
-"""Ops that add tokens to a cache, or replace a state; the cache is their first operand."""
+"""Ops that add tokens to a cache, or replace a state."""
+PROBE = 61
+"""Length of a first prompt: a cache without a trace of it is that of any prompt."""
 
 
 def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | None = None) -> CapturedStep:
     """Captures the inference of one token that reads what the model keeps of those before it from a cache.
 
-    The cache is what the model makes of a prompt. Each of its tensors (keys, values, states of recurrences and
-    convolutions, keys and values of an encoder's outputs) is a parameter named by its place in it, such as
-    `past_0_keys` and `past_0_conv_states_0`, on the device of the op that reads it first. Costs are those of
+    Each tensor in the cache that the model makes of the prompt is a parameter named by its place, such as
+    `past_0_keys` and `past_0_conv_states_0`, on the device of the op that reads it. Costs are those of
     servers: attention is fused, a token is added to the cache in place, and of a mixture's experts those are
     read that are chosen, where they are.
 
@@ -44,8 +41,7 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | No
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
         inputs: of the module; the batch is that of the first tensor.
         prompt: tokens that each layer has in its cache, or less with a window; at least 1. If an encoder
-            reads tokens, those of the encoder, after which the decoder has made one. An encoder of anything
-            else reads `inputs`, and the prompt is the decoder's.
+            reads tokens, they are its own, and the decoder has one; if it reads `inputs`, the decoder's.
         name: name of the graph; the class of the module by default.
 
     Raises:
@@ -57,35 +53,25 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | No
 
 def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Any]]:
     """Makes a copy on fake tensors that returns the scores of the next token, and its inputs."""
+    model, token = module, dict[str, Any]()
     try:
-        model, token = _after_prompt(module, inputs, min(prompt, PROBE))
-        if prompt > PROBE and _keeps(model, PROBE):
-            model, token = _after_prompt(module, inputs, prompt)
-        return model, token
+        for length in sorted({min(prompt, PROBE), prompt}):
+            given = _inputs_of_prompt(unwrapped(module), inputs, length)
+            step = Step(unwrapped(module), given, training=False)
+            model = step.model
+            with suppress(ValueError, AttributeError):
+                model.set_experts_implementation("batched_mm")  # type: ignore[operator]
+            with step.fake_mode, torch.device("cpu"):
+                token = read_prompt(model, dict(zip(given, step.tensors, strict=True)))
+            if not _depends_on(length, model):
+                break
     except Exception as error:
         name, generates = type(module).__name__, hasattr(module, "prepare_inputs_for_generation")
-        remedy = "" if generates else "; a prompt needs a model of transformers that generates"
         raise CaptureError(
             f"model '{name}': makes no key-value cache from a prompt of {prompt} tokens ({one_line(error)})"
-            f"{remedy}{logged(error)}"
+            f"{'' if generates else '; a prompt needs a model of transformers that generates'}{logged(error)}"
         ) from None
-
-
-def _after_prompt(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Any]]:
-    given = _inputs_of_prompt(unwrapped(module), inputs, prompt)
-    step = Step(unwrapped(module), given, training=False)
-    model: Any = step.model
-    with suppress(ValueError, AttributeError):
-        model.set_experts_implementation("batched_mm")
-    with step.fake_mode, torch.device("cpu"):
-        return model, read_prompt(model, dict(zip(given, step.tensors, strict=True)))
-
-
-def _keeps(model: Any, length: int) -> bool:
-    """Says whether a cache has a size or a number that follows from the length of its prompt."""
-    sizes = [size for path in model.holes for size in model.get_buffer(path).shape]
-    numbers = [leaf for _, leaf in _leaves_in(model.emptied, CACHE, set())]
-    return any(near in sizes or near in numbers for near in (length - 1, length, length + 1))
+    return model, token
 
 
 def _inputs_of_prompt(module: Any, inputs: Any, prompt: int) -> dict[str, Tensor]:
@@ -94,14 +80,13 @@ def _inputs_of_prompt(module: Any, inputs: Any, prompt: int) -> dict[str, Tensor
         return {"input_ids": words}
     if (read := module.main_input_name) == "input_ids":
         return {read: words, "decoder_input_ids": words[:, :1]}
-    encoded = inputs.get(read) if isinstance(inputs, Mapping) else as_arguments(inputs)[0]
-    if encoded is None:
-        raise CaptureError(f"its encoder reads {read}, which the inputs lack")
-    return {read: encoded, "decoder_input_ids": words}
+    if not (isinstance(inputs, Mapping) and read in inputs):
+        raise CaptureError(f"its encoder reads {read}; give it by keyword")
+    return {read: inputs[read], "decoder_input_ids": words}
 
 
 def read_prompt(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Runs a prompt; then `forward` of the model takes one token, with the cache as buffers, for its scores.
+    """Runs a prompt; `forward` of the model then returns the scores of one token, with the cache as buffers.
 
     Args:
         model: a model of transformers in evaluation mode; it is changed.
@@ -119,18 +104,19 @@ def read_prompt(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     name = next((name for name in CACHES if made.get(name) is not None), None)
     if name is None:
         raise CaptureError(f"it returns none of {', '.join(CACHES)}")
-    model.cache_name, model.holes, stand_ins = name, {}, dict[int, Any]()
-    leaves = _leaves_in(made[name], CACHE, set())
-    for path, tensor in ((path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)):
-        if id(tensor) not in stand_ins and (tensor.dim() or tensor.is_floating_point() or tensor._version):
-            model.register_buffer(path, tensor.detach())
-            stand_ins[id(tensor)] = model.holes[path] = object()
-        else:  # a number that no step changes or reads
-            stand_ins.setdefault(id(tensor), None)
-    model.emptied = copy.deepcopy(made[name], stand_ins)
+    holes, stand_ins = dict[str, object](), dict[int, Any]()
+    for path, tensor in _leaves_in(made[name], "past", set()):
+        # A number that nothing computed or changed, such as a window, stays out.
+        if isinstance(tensor, Tensor) and id(tensor) not in stand_ins:
+            is_state = tensor.dim() or tensor.is_floating_point() or tensor._version
+            stand_ins[id(tensor)] = holes.setdefault(path, object()) if is_state else None
+            if is_state:
+                model.register_buffer(path, tensor.detach())
+    model.cached = name, copy.deepcopy(made[name], stand_ins), holes
     model.__class__ = type(type(model).__name__, (_Decoding, type(model)), {})
+    token = {word: inputs[word].new_zeros(len(inputs[word]), 1)}
     encoded = made.get("encoder_last_hidden_state")
-    return {word: inputs[word].new_zeros(len(inputs[word]), 1)} | ({} if encoded is None else {"encoder_outputs": (encoded,)})
+    return token if encoded is None else token | {"encoder_outputs": (encoded,)}
 
 
 def _leaves_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -145,24 +131,24 @@ def _leaves_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any
             yield from _leaves_in(part, path if key == "layers" else f"{path}_{key}", seen)
 
 
+def _depends_on(length: int, model: Any) -> bool:
+    """Says whether a cache has a size or a number that may follow from the length of its prompt."""
+    _, emptied, holes = model.cached
+    values = [leaf for _, leaf in _leaves_in(emptied, "", set())]
+    values += [size for path in holes for size in model.get_buffer(path).shape]
+    return any(near in values for near in (length - 1, length, length + 1))
+
+
 class _Decoding(nn.Module):
-    """The class before that of a model; the cache is made of buffers.
+    """The class before that of a model; buffers fill the holes in its cache, which has a name."""
 
-    Attributes:
-        cache_name: its name among the arguments of `forward`.
-        emptied: the cache with a hole in place of each tensor.
-        holes: the hole of each buffer, by name.
-    """
-
-    cache_name: str
-    emptied: Any
-    holes: dict[str, object]
+    cached: tuple[str, Any, dict[str, object]]
 
     def forward(self, **inputs: Any) -> Tensor:
-        buffers: dict[int, Any] = {id(hole): self.get_buffer(path) for path, hole in self.holes.items()}
-        words = inputs.pop("decoder_input_ids", None)
-        words = inputs.pop("input_ids") if words is None else words
-        inputs |= {self.cache_name: copy.deepcopy(self.emptied, buffers), "use_cache": True}
+        name, emptied, holes = self.cached
+        buffers: dict[int, Any] = {id(hole): self.get_buffer(path) for path, hole in holes.items()}
+        words = inputs.pop(next(iter(inputs)))
+        inputs |= {name: copy.deepcopy(emptied, buffers), "use_cache": True}
         model: Any = super()
         scores: Tensor = model.forward(**model.prepare_inputs_for_generation(words, **inputs))[0]
         return scores
@@ -199,6 +185,6 @@ def _copies(graph: OpGraph) -> Iterator[tuple[int, int]]:
     for op, kind in enumerate(graph.op_types):
         for tensor in graph.inputs.row(op).tolist() if kind in (*COPIES, "aten.index") else ():
             source = graph.tensor_producer[tensor]
-            is_cache = graph.op_names[source].startswith(f"{CACHE}_")
+            is_cache = graph.op_names[source].startswith("past_")
             if graph.op_types[source] == "parameter" and is_cache == (kind != "aten.index"):
                 yield op, tensor

@@ -213,8 +213,8 @@ def with_replaced(value: Any, kind: type[T], replace: Callable[[T], Any]) -> Any
     return value
 
 
-def _identity(value: Any) -> Any:
-    return value
+def _identity(value: Any, **_: Any) -> Any:
+    return value  # for a clone that keeps the layout, whatever its keywords say
 
 
 PLAIN: dict[str, Callable[..., Any]] = {

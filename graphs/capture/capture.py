@@ -16,7 +16,7 @@ from torch.utils import checkpoint
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
-from graphs.capture.gpu_kernels import gpu_kernels
+from graphs.capture.gpu_kernels import gpu_kernels, noticed_fast_paths
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.known_values import NEEDS_VALUES, ItemsRead, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
@@ -34,6 +34,7 @@ DROPPED = (
     "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
     "their memory, here and where it is run"
 )
+FAST = "each is one fused op in eager inference (PyTorch's fast path), and its single ops here and where run"
 RAN = (
     "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
     "processor ran the step to find them"
@@ -106,7 +107,8 @@ def capture_step(
             with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
-                with SourceLines(), noticed_checkpoints() as checkpointing, kernels as unfused:
+                noticed = noticed_checkpoints(), noticed_fast_paths()
+                with SourceLines(), noticed[0] as checkpointing, noticed[1] as fast, kernels as unfused:
                     try:
                         traced = trace(step)
                     except CaptureError as error:
@@ -130,6 +132,8 @@ def capture_step(
                 say(line)
             if training and not traced.gradients:
                 say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
+            if fast and not training:
+                say(f"{', '.join(fast)}: {FAST}")
             if step.averaged:
                 say(averaged_line(step.averaged, summed=step.averaged == loss))
             if regions.lost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,23 +21,27 @@ from graphs.graph_columns import Csr
 from graphs.op_graph import OpGraph
 from graphs.system.errors import logged
 
-CACHE = "past_{}_{}"
-"""Name of the buffer that holds the keys or values of a layer."""
-PARTS = ("keys", "values")
-COPIES = ("aten.cat", "aten.index")
+CACHES = ("past_key_values", "cache_params", "state")
+"""Names of caches in what models of transformers return."""
+COPIES = ("aten.cat", "aten.copy", "aten.index_copy")
+"""Ops that add tokens to a cache, or replace a state."""
+PROBE = 61
+"""Length of a first prompt: a cache without a trace of it is that of any prompt."""
 
 
 def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | None = None) -> CapturedStep:
-    """Captures the inference of one token that reads the keys and values of those before it from a cache.
+    """Captures the inference of one token that reads what the model keeps of those before it from a cache.
 
-    The cache of a layer is two parameters, `past_0_keys` and `past_0_values`, on the device of its attention.
-    Costs are those of servers: attention is fused, a token is added to the cache in place, and of a mixture's
-    experts those are read that are chosen, where they are.
+    Each tensor in the cache that the model makes of the prompt is a parameter named by its place, such as
+    `past_0_keys` and `past_0_conv_states_0`, on the device of the op that reads it. Costs are those of
+    servers: attention is fused, a token is added to the cache in place, and of a mixture's experts those are
+    read that are chosen, where they are.
 
     Args:
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
         inputs: of the module; the batch is that of the first tensor.
-        prompt: tokens that each layer has in its cache, or less with a window; at least 1.
+        prompt: tokens that each layer has in its cache, or less with a window; at least 1. If an encoder
+            reads tokens, they are its own, and the decoder has one; if it reads `inputs`, the decoder's.
         name: name of the graph; the class of the module by default.
 
     Raises:
@@ -47,44 +51,106 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | No
     return _in_place(capture_step(model, token, training=False, gpu=None, name=name))
 
 
-def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Tensor]]:
+def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Any]]:
     """Makes a copy on fake tensors that returns the scores of the next token, and its inputs."""
+    model, token = module, dict[str, Any]()
     try:
-        words = torch.zeros(batch_size(inputs), prompt, dtype=torch.long, device="meta")
-        step = Step(unwrapped(module), {"input_ids": words, "use_cache": True}, training=False)
-        model: Any = step.model
-        with suppress(ValueError, AttributeError):
-            model.set_experts_implementation("batched_mm")
-        with step.fake_mode, torch.device("cpu"):
-            cache = model(input_ids=step.tensors[0], use_cache=True).past_key_values
-        for number, layer in enumerate(cache.layers):
-            for part in PARTS:
-                model.register_buffer(CACHE.format(number, part), getattr(layer, part).detach())
-            held = [name for name, value in vars(layer).items() if isinstance(value, Tensor)]
-            vars(layer).update(dict.fromkeys(held))
+        for length in sorted({min(prompt, PROBE), prompt}):
+            given = _inputs_of_prompt(unwrapped(module), inputs, length)
+            step = Step(unwrapped(module), given, training=False)
+            model = step.model
+            with suppress(ValueError, AttributeError):
+                model.set_experts_implementation("batched_mm")  # type: ignore[operator]
+            with step.fake_mode, torch.device("cpu"):
+                token = read_prompt(model, dict(zip(given, step.tensors, strict=True)))
+            if not _depends_on(length, model):
+                break
     except Exception as error:
-        name = type(module).__name__
+        name, generates = type(module).__name__, hasattr(module, "prepare_inputs_for_generation")
         raise CaptureError(
-            f"model '{name}': makes no key-value cache from input_ids ({one_line(error)}); a prompt needs a "
-            f"model of transformers that generates{logged(error)}"
+            f"model '{name}': makes no key-value cache from a prompt of {prompt} tokens ({one_line(error)})"
+            f"{'' if generates else '; a prompt needs a model of transformers that generates'}{logged(error)}"
         ) from None
-    model.emptied = cache
+    return model, token
+
+
+def _inputs_of_prompt(module: Any, inputs: Any, prompt: int) -> dict[str, Tensor]:
+    words = torch.zeros(batch_size(inputs), prompt, dtype=torch.long, device="meta")
+    if not module.config.is_encoder_decoder:
+        return {"input_ids": words}
+    if (read := module.main_input_name) == "input_ids":
+        return {read: words, "decoder_input_ids": words[:, :1]}
+    if not (isinstance(inputs, Mapping) and read in inputs):
+        raise CaptureError(f"its encoder reads {read}; give it by keyword")
+    return {read: inputs[read], "decoder_input_ids": words}
+
+
+def read_prompt(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Runs a prompt; `forward` of the model then returns the scores of one token, with the cache as buffers.
+
+    Args:
+        model: a model of transformers in evaluation mode; it is changed.
+        inputs: the prompt's, by keyword.
+
+    Returns:
+        Inputs of the next token: zeros for the word, and the outputs of an encoder.
+    """
+    word = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    cache: dict[str, Any] = {}
+    if getattr(model.generation_config, "cache_implementation", None):
+        (settings, _), (batch, length) = model._prepare_generation_config(None), inputs[word].shape
+        model._prepare_cache_for_generation(settings, cache, None, batch, length + 1)
+    made = model(**inputs, **cache, use_cache=True)
+    name = next((name for name in CACHES if made.get(name) is not None), None)
+    if name is None:
+        raise CaptureError(f"it returns none of {', '.join(CACHES)}")
+    holes, stand_ins = dict[str, object](), dict[int, Any]()
+    for path, tensor in _leaves_in(made[name], "past", set()):
+        # A number that nothing computed or changed, such as a window, stays out.
+        if isinstance(tensor, Tensor) and id(tensor) not in stand_ins:
+            is_state = tensor.dim() or tensor.is_floating_point() or tensor._version
+            stand_ins[id(tensor)] = holes.setdefault(path, object()) if is_state else None
+            if is_state:
+                model.register_buffer(path, tensor.detach())
+    model.cached = name, copy.deepcopy(made[name], stand_ins), holes
     model.__class__ = type(type(model).__name__, (_Decoding, type(model)), {})
-    return model, {"input_ids": words[:, :1]}
+    token = {word: inputs[word].new_zeros(len(inputs[word]), 1)}
+    encoded = made.get("encoder_last_hidden_state")
+    return token if encoded is None else token | {"encoder_outputs": (encoded,)}
+
+
+def _leaves_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors, numbers and other leaves of a cache, and the name of each by its place."""
+    is_object = hasattr(value, "__dict__") and not isinstance(value, Tensor | type)
+    if not (is_object or isinstance(value, list | tuple | Mapping)):
+        yield path, value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        places = vars(value) if is_object else value
+        for key, part in places.items() if isinstance(places, Mapping) else enumerate(places):
+            yield from _leaves_in(part, path if key == "layers" else f"{path}_{key}", seen)
+
+
+def _depends_on(length: int, model: Any) -> bool:
+    """Says whether a cache has a size or a number that may follow from the length of its prompt."""
+    _, emptied, holes = model.cached
+    values = [leaf for _, leaf in _leaves_in(emptied, "", set())]
+    values += [size for path in holes for size in model.get_buffer(path).shape]
+    return any(near in values for near in (length - 1, length, length + 1))
 
 
 class _Decoding(nn.Module):
-    """The class before that of a model; the cache is made of buffers."""
+    """The class before that of a model; buffers fill the holes in its cache, which has a name."""
 
-    emptied: Any
+    cached: tuple[str, Any, dict[str, object]]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        cache = copy.copy(self.emptied)
-        cache.layers = [copy.copy(layer) for layer in cache.layers]
-        for number, layer in enumerate(cache.layers):
-            for part in PARTS:
-                setattr(layer, part, self.get_buffer(CACHE.format(number, part)))
-        scores: Tensor = super().forward(input_ids=input_ids, past_key_values=cache, use_cache=True)[0]
+    def forward(self, **inputs: Any) -> Tensor:
+        name, emptied, holes = self.cached
+        buffers: dict[int, Any] = {id(hole): self.get_buffer(path) for path, hole in holes.items()}
+        words = inputs.pop(next(iter(inputs)))
+        inputs |= {name: copy.deepcopy(emptied, buffers), "use_cache": True}
+        model: Any = super()
+        scores: Tensor = model.forward(**model.prepare_inputs_for_generation(words, **inputs))[0]
         return scores
 
 
@@ -99,10 +165,11 @@ def _in_place(captured: CapturedStep) -> CapturedStep:
     for op, tensor in _copies(graph):
         others = np.setdiff1d(graph.inputs.row(op), tensor)
         (copied,) = graph.outputs.row(op)
-        is_cache = graph.op_types[op] == "aten.cat"
+        is_cache = graph.op_types[op] in COPIES
         added = sizes[others].sum() if is_cache else 0.0
         moved[op], sizes[copied] = 2 * added, added
         readers[tensor] = np.union1d(readers[tensor], graph.consumers.row(copied))
+        colocate[op] = colocate[op] if colocate[op] >= 0 else colocate[graph.tensor_producer[tensor]]
         for reader in graph.consumers.row(copied).tolist():
             if colocate[reader] >= 0:
                 colocate[colocate == colocate[reader]] = colocate[op]
@@ -116,8 +183,8 @@ def _in_place(captured: CapturedStep) -> CapturedStep:
 def _copies(graph: OpGraph) -> Iterator[tuple[int, int]]:
     """Yields the ops that copy a cache or chosen experts, and the tensor that each copies."""
     for op, kind in enumerate(graph.op_types):
-        for tensor in graph.inputs.row(op).tolist() if kind in COPIES else ():
+        for tensor in graph.inputs.row(op).tolist() if kind in (*COPIES, "aten.index") else ():
             source = graph.tensor_producer[tensor]
-            is_cache = graph.op_names[source].startswith(CACHE.partition("{")[0])
-            if graph.op_types[source] == "parameter" and is_cache == (kind == "aten.cat"):
+            is_cache = graph.op_names[source].startswith("past_")
+            if graph.op_types[source] == "parameter" and is_cache == (kind != "aten.index"):
                 yield op, tensor

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DispatchKey
 
 from graphs.capture.loss import CaptureError
@@ -97,3 +98,40 @@ def _is_fused(gpu: Gpu, given: Sequence[Tensor], mask: Tensor | None, is_causal:
         and all(tensor.stride(-1) == 1 for tensor in (*given, mask) if tensor is not None)
         and ((flash and allows.flash_sdp_enabled()) or (efficient and allows.mem_efficient_sdp_enabled()))
     )
+
+
+@contextlib.contextmanager
+def noticed_fast_paths() -> Iterator[dict[str, None]]:
+    """Gives the classes of PyTorch's modules that eager inference runs as one op, filled while they run."""
+    classes, inside = dict[str, None](), set[Any]()
+    enabled = torch.backends.mha.get_fastpath_enabled
+
+    def ask() -> bool:  # which all of them do when they are called
+        operands = sys._getframe(1).f_locals
+        layer: Any = operands.get("self")
+        if enabled() and layer not in inside and _is_one_op(layer, operands):
+            classes[f"nn.{type(layer).__name__}"] = None
+            inside.update(layer.modules())
+        return enabled()
+
+    with patch.object(torch.backends.mha, "get_fastpath_enabled", ask):
+        yield classes
+
+
+def _is_one_op(layer: Any, operands: Mapping[str, Any]) -> bool:
+    """Says whether eager inference runs a layer as one op; a capture has one hook of each sort on a module.
+
+    Source: `forward` of `MultiheadAttention` and `TransformerEncoderLayer` in PyTorch 2.13.
+    """
+    is_layer = isinstance(layer, nn.TransformerEncoderLayer)
+    part = layer.self_attn if is_layer else layer
+    if not isinstance(part, nn.MultiheadAttention) or layer.training or torch.is_autocast_enabled():
+        return False
+    plain = part.batch_first and part.in_proj_bias is not None and part._qkv_same_embed_dim
+    plain &= part.num_heads % 2 == 0 and operands["src" if is_layer else "query"].dim() == 3
+    if is_layer:
+        hooks = [each for sub in layer.modules() for each in (sub._forward_hooks, sub._forward_pre_hooks)]
+        plain &= layer.norm1.eps == layer.norm2.eps and max(map(len, hooks)) <= 1
+        return bool(plain and layer.activation_relu_or_gelu)
+    plain &= part.bias_k is None and not part.add_zero_attn and not operands["why_not_fast_path"]
+    return plain and operands["query"] is operands["key"] is operands["value"]

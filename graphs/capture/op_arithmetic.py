@@ -103,12 +103,24 @@ def op_image(node: fx.Node) -> list[int] | None:
 
 
 def _product(*operands: Any, left: int = 0, out: Tensor, **_: object) -> Gemm:
-    """Reads the extents off the left factor and the result, as the right factor may be packed."""
-    factor = operands[left]
+    """Reads the extents off the left factor and the result, as the right factor may be packed.
+
+    Products that share a factor, as it is expanded or has no batch, are one product.
+    """
+    factor, *others = operands[left : left + 2]
     batch, inner = (factor.shape[0] if factor.dim() == 3 else 1), factor.shape[-1]
-    columns = out.shape[-1] if out.dim() > 1 else 1
+    rows, columns = factor.numel() // max(1, batch * inner), out.shape[-1] if out.dim() > 1 else 1
     pairs = 2 if factor.dtype is torch.float4_e2m1fn_x2 else 1
-    return [batch, factor.numel() // max(1, batch * inner), columns, pairs * inner]
+    if batch > 1 and any(map(_is_shared, others)):
+        batch, rows = 1, batch * rows
+    elif batch > 1 and others and _is_shared(factor):
+        batch, columns = 1, batch * columns
+    return [batch, rows, columns, pairs * inner]
+
+
+def _is_shared(factor: Tensor) -> bool:
+    """Says whether all products of a batch have the same matrix for a factor."""
+    return factor.dim() < 3 or (factor.layout is torch.strided and not factor.stride(0))
 
 
 def _grouped_product(left: Tensor, *_: object, out: Tensor, **__: object) -> Gemm:

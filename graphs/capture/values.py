@@ -6,6 +6,7 @@ A traced sparse tensor knows its shape, not how many numbers it holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -52,8 +53,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def size_bytes(tensor: Tensor) -> int:
-    """Elements times the size of one, in bytes."""
-    return tensor.numel() * tensor.element_size()
+    """Bytes of the elements of a tensor; those of dimensions that are expanded (stride 0) exist once."""
+    steps = tensor.stride() if tensor.layout is torch.strided else tensor.shape
+    repeats = prod(size for size, step in zip(tensor.shape, steps, strict=True) if not step)
+    return tensor.numel() // max(1, repeats) * tensor.element_size()
 
 
 def count_numbers(tensor: Tensor) -> int:

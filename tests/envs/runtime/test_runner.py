@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import ExecutionError
@@ -42,6 +43,16 @@ def test_a_placed_step_equals_the_plain_one(family: str, processes: DeviceProces
         device_of = random_devices(graph, N_DEVICES, seed)
         runner = StepRunner(captured, device_of, module, processes, options={"lr": 0.1})
         assert_trains_as_plain(runner, module, inputs, N_STEPS, lr=0.1)
+
+
+def test_clones_whose_keywords_change_nothing_run(processes: DeviceProcesses) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(spectral_norm(nn.Linear(4, 4)), orthogonal(nn.Linear(4, 4))).double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    captured = capture_step(module, x, optimizer="sgd", notify=lambda _: None)
+    device_of = random_devices(captured.graph, N_DEVICES, 0)
+    runner = StepRunner(captured, device_of, module, processes, options={"lr": 0.1})
+    assert_trains_as_plain(runner, module, (x,), N_STEPS, lr=0.1)
 
 
 def test_values_that_a_step_was_captured_with_are_checked_in_each_step() -> None:

@@ -192,3 +192,50 @@ def test_dropout_of_attention_takes_no_memory_on_gpus() -> None:
     scores = 4 * 2 * 4 * 1024**2
     assert peaks["4xv100", 0.1] == pytest.approx(peaks["4xv100", 0.0], abs=2**20)
     assert peaks["2xcpu", 0.1] > peaks["2xcpu", 0.0] + scores
+
+
+def encoder(**settings: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, **{"batch_first": True} | settings)
+
+
+ATTENTION, LAYER = "nn.MultiheadAttention", "nn.TransformerEncoderLayer"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "operands"),
+    [
+        (LAYER, nn.TransformerEncoder(encoder(), 2), "x"),
+        (LAYER, encoder(norm_first=True), "xm"),
+        (ATTENTION, encoder(activation=F.silu), "x"),
+        (ATTENTION, nn.MultiheadAttention(8, 2, batch_first=True), "xxx"),
+        (ATTENTION, nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), "xx"),
+        ("", nn.MultiheadAttention(8, 2, batch_first=True), "xyy"),
+        ("", encoder(activation=F.silu), "xm"),
+        ("", encoder(batch_first=False), "x"),
+        ("", encoder(bias=False), "x"),
+    ],
+)
+def test_fast_paths_that_eager_inference_takes_are_said(
+    name: str, module: nn.Module, operands: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"x": torch.zeros(2, 3, 8), "y": torch.zeros(2, 3, 8), "m": torch.ones(3, 3).triu(1).bool()}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = module
+
+        def forward(self, **given: Tensor) -> Any:
+            return self.part(*(given[key] for key in operands))
+
+    lines: list[str] = []
+    capture(Model(), {key: tensors[key] for key in operands}, training=False, notify=lines.append)
+    assert [line.split(": ")[1] for line in lines if "fast path" in line] == [name] * bool(name)
+    calls: list[str] = []
+    for op in ("_native_multi_head_attention", "_transformer_encoder_layer_fwd"):
+        real = getattr(torch, op)
+        monkeypatch.setattr(torch, op, lambda *a, op=op, real=real: calls.append(op) or real(*a))
+    with torch.no_grad():
+        Model().eval()(**{key: tensors[key] for key in operands})
+    eager = {"_transformer_encoder_layer_fwd": LAYER, "_native_multi_head_attention": ATTENTION}
+    assert {eager[call] for call in calls} == {name} - {""}

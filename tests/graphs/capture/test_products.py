@@ -6,11 +6,14 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from agent import place
+from envs.cluster.presets import get_cluster
+from envs.costs.op_seconds import op_seconds
 from graphs.capture.capture import capture
 from graphs.capture.op_arithmetic import tensor_dtype
 from graphs.graph_columns import DTYPES
@@ -154,3 +157,51 @@ def test_devices_without_a_peak_are_named(capsys: pytest.CaptureFixture[str]) ->
         assert (
             "v100 has no peak for fp8; such ops are costed at that of fp16, else of fp32" in said
         ) == is_said
+
+
+X, W = torch.zeros(8, 3, 16), torch.zeros(16, 5)
+SHARED: dict[str, tuple[list[int], Callable[..., Any], Tensor, Tensor]] = {
+    "right": ([1, 24, 5, 16], lambda x, w: x @ w.expand(8, 16, 5), X, W),
+    "left": ([1, 5, 24, 16], lambda x, w: w.t() @ x.mT, X, W),
+    "not folded by torch": ([1, 24, 5, 16], lambda x, w: x.transpose(0, 1) @ w, X.view(3, 8, 16), W),
+    "several batches": ([1, 24, 5, 16], lambda x, w: x.view(2, 4, 3, 16) @ w.expand(4, 16, 5), X, W),
+    "einsum": ([1, 24, 5, 16], lambda x, w: torch.einsum("bmk,kn->bmn", x, w), X, W),
+    "baddbmm": ([1, 24, 5, 16], lambda x, w: torch.baddbmm(x[0, 0, :5], x, w.expand(8, 16, 5)), X, W),
+    "materialised": ([8, 3, 5, 16], lambda x, w: x @ w.expand(8, 16, 5).contiguous(), X, W),
+    "one of two batches": ([8, 3, 5, 16], lambda x, w: x.view(2, 4, 3, 16) @ w, X, torch.zeros(4, 16, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_products_with_an_expanded_factor_are_one(name: str) -> None:
+    extents, function, x, w = SHARED[name]
+    dtype, gemm, flops = product_of(function, x, w)
+    assert (dtype, gemm, flops) == ("fp32", extents, 2 * prod(extents))
+
+
+def test_a_gradient_through_an_expanded_factor_is_one_product() -> None:
+    model = Once(lambda x, w: (x.transpose(0, 1) @ w.expand(8, 16, 5)).sum(), (3, 8, 16))
+    graph = capture(model, W)
+    assert graph.gemm[graph.gemm.any(1)].tolist() == [[1, 24, 5, 16], [1, 24, 16, 5]]
+
+
+def test_an_expanded_factor_is_read_once_and_takes_the_time_of_one_product() -> None:
+    cluster = get_cluster("4xh100-sxm5")
+    seconds, moved = [], []
+    for function in (lambda x, w: x @ w.expand(64, 512, 512), lambda x, w: x.view(-1, 512) @ w):
+        graph = capture(Once(function), (torch.zeros(64, 2, 512), torch.zeros(512, 512)), training=False)
+        (op,) = np.flatnonzero(graph.gemm.any(1))
+        seconds.append(op_seconds(graph, cluster)[op, 0])
+        moved.append(graph.bytes_moved[op])
+    assert seconds[0] == seconds[1]
+    assert moved == [4 * (2 * 128 * 512 + 512 * 512)] * 2
+
+
+def test_an_expanded_tensor_has_the_bytes_of_what_is_stored() -> None:
+    model = Once(lambda x: (model.mask * x, x[0].expand(8, 4).mean(0)))
+    model.register_buffer("mask", torch.zeros(1, 1).expand(8, 4))
+    graph = capture(model, torch.zeros(1, 4).expand(8, 4), training=False)
+    size = dict(zip(graph.op_names, graph.resident_bytes.tolist(), strict=True))
+    assert size["mask"] == 4
+    assert graph.tensor_bytes[graph.tensor_producer == graph.op_names.index("input.0")] == 16
+    assert graph.bytes_moved[graph.op_names.index("mean")] == 32

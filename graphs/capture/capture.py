@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import checkpoint
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.checkpoints import marked_regions, recompute_regions
 from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.known_values import NEEDS_VALUES, ItemsRead, KnownValues
@@ -30,10 +28,6 @@ from graphs.step_settings import AMPERE, OPTIMIZERS, Gpu
 from graphs.system.errors import logged, print_notice, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
-DROPPED = (
-    "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
-    "their memory, here and where it is run"
-)
 RAN = (
     "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
     "processor ran the step to find them"
@@ -106,7 +100,7 @@ def capture_step(
             with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
-                with SourceLines(), noticed_checkpoints() as checkpointing, kernels as unfused:
+                with SourceLines(), marked_regions() as marked, kernels as unfused:
                     try:
                         traced = trace(step)
                     except CaptureError as error:
@@ -126,7 +120,7 @@ def capture_step(
                     "module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
-            for line in (*(checkpointing if training else ()), *unfused):
+            for line in (*recompute_regions(traced, marked), *unfused):
                 say(line)
             if step.averaged:
                 say(averaged_line(step.averaged, summed=step.averaged == loss))
@@ -154,31 +148,3 @@ def capture_step(
             )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
-
-
-@contextmanager
-def noticed_checkpoints() -> Iterator[list[str]]:
-    """Makes `torch.utils.checkpoint` a plain call; gives a list that is filled once it is called.
-
-    It replaces the two names that `checkpoint` looks up when it is called: the function itself may have been
-    imported before. The reentrant variant hides its function from autograd, and from a trace all gradients of
-    it.
-    """
-    seen: list[str] = []
-    name = "_checkpoint_without_reentrant_generator"
-    name += "_impl" if hasattr(checkpoint, f"{name}_impl") else ""  # since torch 2.15
-    other = getattr(checkpoint, name)
-
-    def apply(function: Callable[..., Any], _preserve_rng_state: bool, *arguments: Any) -> Any:
-        seen[:] = [DROPPED]
-        return function(*arguments)
-
-    def generator(*arguments: Any, **named: Any) -> Any:
-        seen[:] = [DROPPED]
-        return other(*arguments, **named)
-
-    with (
-        patch.object(checkpoint, "CheckpointFunction", SimpleNamespace(apply=apply)),
-        patch.object(checkpoint, name, generator),
-    ):
-        yield seen

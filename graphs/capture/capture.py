@@ -73,11 +73,12 @@ def capture_step(
 
     Returns:
         The graph, and what is needed to run the step op by op. Op names are paths: `module/op`,
-        `gradients/module/op` and `adam/parameter`; `module@2` is its third call. What cannot be printed in a
-        name is escaped. `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer
-        state. A sparse gradient is the rows that were looked up, and the update touches those alone. Ops and
-        sources have a `dtype` and a `shape`, ops a `source` (the line of code that ran them), products and
-        convolutions a `gemm`.
+        `gradients/module/op`, `adam/parameter`, and `recompute/module/op` for what `torch.utils.checkpoint`
+        runs again; `module@2` is its third call. What cannot be printed in a name is escaped.
+        `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer state. A sparse
+        gradient is the rows that were looked up, and the update touches those alone. Ops and sources have a
+        `dtype` and a `shape`, ops a `source` (the line of code that ran them), products and convolutions a
+        `gemm`.
 
     Raises:
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the

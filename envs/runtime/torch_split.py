@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from envs.pipeline.pipeline import PipelineError
 from envs.runtime.device_program import function_name
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.checkpoints import marked_regions
 from graphs.capture.module_calls import call_of, record_calls
 from graphs.capture.step import Step, one_line
 from graphs.capture.tracing import FlatState
@@ -298,7 +299,7 @@ def _traced(step: Step) -> fx.GraphModule:
     device = next((tensor.device for tensor in step.state.values()), torch.device("cpu"))
     arguments = tuple(torch.zeros(each.shape, dtype=each.dtype, device=device) for each in step.tensors)
     try:
-        with fx.traceback.preserve_node_meta(), record_calls(*step.models):
+        with fx.traceback.preserve_node_meta(), record_calls(*step.models), marked_regions():
             return torch.export.export(FlatState(step), arguments).module(check_guards=False)
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error

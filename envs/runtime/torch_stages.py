@@ -21,7 +21,9 @@ from envs.runtime.module_state import keys_of, state_of
 from envs.runtime.rank_stages import RankSettings, RankStages
 from envs.runtime.torch_split import SplitStep, StagePart
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.checkpoints import RUN
 from graphs.capture.step import unwrapped
+from graphs.system.errors import print_notice
 
 
 class TorchStages:
@@ -70,6 +72,8 @@ class TorchStages:
                 f"torch runs schedule '{ONE_F_ONE_B}' with at least as many microbatches as stages, not "
                 f"{self.pipeline.microbatches} for {self._n_stages}; use {GPIPE} or more microbatches"
             )
+        if any(RUN in node.meta for node in captured.trace.nodes):
+            print_notice("stages run layers under torch.utils.checkpoint once, in more memory than simulated")
 
     def __repr__(self) -> str:
         where = f"split before {', '.join(self.cuts.modules)}" if self.cuts.modules else "one stage"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import checkpoint
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.checkpoints import marked_regions, recompute_regions
 from graphs.capture.gpu_kernels import gpu_kernels, noticed_fast_paths
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.known_values import NEEDS_VALUES, ItemsRead, KnownValues
@@ -30,10 +28,6 @@ from graphs.step_settings import AMPERE, OPTIMIZERS, Gpu
 from graphs.system.errors import logged, print_notice, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
-DROPPED = (
-    "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
-    "their memory, here and where it is run"
-)
 FAST = "each is one fused op in eager inference (PyTorch's fast path), and its single ops here and where run"
 RAN = (
     "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
@@ -80,11 +74,12 @@ def capture_step(
 
     Returns:
         The graph, and what is needed to run the step op by op. Op names are paths: `module/op`,
-        `gradients/module/op` and `adam/parameter`; `module@2` is its third call. What cannot be printed in a
-        name is escaped. `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer
-        state. A sparse gradient is the rows that were looked up, and the update touches those alone. Ops and
-        sources have a `dtype` and a `shape`, ops a `source` (the line of code that ran them), products and
-        convolutions a `gemm`.
+        `gradients/module/op`, `adam/parameter`, and `recompute/module/op` for what `torch.utils.checkpoint`
+        runs again; `module@2` is its third call. What cannot be printed in a name is escaped.
+        `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer state. A sparse
+        gradient is the rows that were looked up, and the update touches those alone. Ops and sources have a
+        `dtype` and a `shape`, ops a `source` (the line of code that ran them), products and convolutions a
+        `gemm`.
 
     Raises:
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
@@ -107,8 +102,8 @@ def capture_step(
             with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
-                noticed = noticed_checkpoints(), noticed_fast_paths()
-                with SourceLines(), noticed[0] as checkpointing, noticed[1] as fast, kernels as unfused:
+                marked_here, noticed = marked_regions(), noticed_fast_paths()
+                with SourceLines(), marked_here as marked, noticed as fast, kernels as unfused:
                     try:
                         traced = trace(step)
                     except CaptureError as error:
@@ -128,7 +123,7 @@ def capture_step(
                     "module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
-            for line in (*(checkpointing if training else ()), *unfused, *traced.lost):
+            for line in (*recompute_regions(traced, marked), *unfused, *traced.lost):
                 say(line)
             if training and not traced.gradients:
                 say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
@@ -160,31 +155,3 @@ def capture_step(
             )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
-
-
-@contextmanager
-def noticed_checkpoints() -> Iterator[list[str]]:
-    """Makes `torch.utils.checkpoint` a plain call; gives a list that is filled once it is called.
-
-    It replaces the two names that `checkpoint` looks up when it is called: the function itself may have been
-    imported before. The reentrant variant hides its function from autograd, and from a trace all gradients of
-    it.
-    """
-    seen: list[str] = []
-    name = "_checkpoint_without_reentrant_generator"
-    name += "_impl" if hasattr(checkpoint, f"{name}_impl") else ""  # since torch 2.15
-    other = getattr(checkpoint, name)
-
-    def apply(function: Callable[..., Any], _preserve_rng_state: bool, *arguments: Any) -> Any:
-        seen[:] = [DROPPED]
-        return function(*arguments)
-
-    def generator(*arguments: Any, **named: Any) -> Any:
-        seen[:] = [DROPPED]
-        return other(*arguments, **named)
-
-    with (
-        patch.object(checkpoint, "CheckpointFunction", SimpleNamespace(apply=apply)),
-        patch.object(checkpoint, name, generator),
-    ):
-        yield seen

@@ -90,8 +90,8 @@ def storages_in(nested: Any) -> list[Storage]:
 
 
 def live_nodes(trace: Trace) -> set[fx.Node]:
-    """Returns the nodes that a result, a gradient, a held value or a change in place depends on."""
-    live = {*trace.results, *trace.gradients.values(), *trace.held}
+    """Returns the nodes that a result, gradient, held value, unread op or change in place depends on."""
+    live = {*trace.results, *trace.gradients.values(), *trace.held, *trace.unread}
     for node in reversed(trace.nodes):
         if node in live or is_mutable(node):
             live.add(node)

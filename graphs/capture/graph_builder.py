@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from graphs.capture.captured_step import Storage, find_storages, live_nodes, storages_in
+from graphs.capture.checkpoints import RUN
 from graphs.capture.module_calls import call_of, source_of
 from graphs.capture.op_arithmetic import op_dtype, op_gemm, op_image, tensor_dtype
 from graphs.capture.op_costs import op_bytes, op_flops
@@ -72,7 +73,8 @@ class GraphBuilder:
         backward = node in self.trace.backward
         path, scope = _module_of(node)
         kind = str(op_packet(node))
-        op_name = "/".join(["gradients"] * backward + [scope] * bool(scope) + [kind.rpartition(".")[2]])
+        prefix = "recompute" if RUN in node.meta else "gradients"
+        op_name = "/".join([prefix] * backward + [scope] * bool(scope) + [kind.rpartition(".")[2]])
         group = self._add_sources(reads)
         self.op_of_node[node] = self._add_op(
             op_name,

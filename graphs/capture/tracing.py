@@ -52,6 +52,7 @@ class Trace:
         backward: nodes of the backward pass.
         held: what nodes must yield for the trace to hold, as `KnownValues.held` returns it; most traces hold
             for any values.
+        unread: ops that run though nothing reads what they make.
         why_no_calls: why nodes know no module calls, in one line; "" if they do.
         lost: lines on what other steps do that this one does not.
     """
@@ -64,6 +65,7 @@ class Trace:
     gradients: dict[str, fx.Node] = field(default_factory=dict)
     backward: set[fx.Node] = field(default_factory=set)
     held: dict[fx.Node, Any] = field(default_factory=dict)
+    unread: list[fx.Node] = field(default_factory=list)
     why_no_calls: str = ""
     lost: list[str] = field(default_factory=list)
 

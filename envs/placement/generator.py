@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from envs.placement import MdpError
 from graphs.system.array_types import IntArray
+from graphs.system.errors import checked
 
 if TYPE_CHECKING:
     from envs.problem import Problem
@@ -62,13 +64,14 @@ class Rounds(Uniform):
     """
 
     def __init__(self, *, repeats: int = 1, only: Sequence[int] | None = None) -> None:
-        self._repeats, self._only = repeats, only
+        self._repeats, self._only = checked(MdpError, "repeats", repeats, int, least=1), only
         self._round: list[int] = []
 
     def draw(self, n_problems: int, n_orders: int, rng: np.random.Generator) -> Beginning:
         """Draws an episode over the next problem of the round."""
         if not self._round:
-            problems = np.arange(n_problems) if self._only is None else np.asarray(self._only)
+            problems = np.atleast_1d(range(n_problems) if self._only is None else self._only)
+            checked(MdpError, "the number of problems in only", len(problems), int, least=1)
             self._round = problems[rng.permutation(len(problems))].repeat(self._repeats).tolist()
         order, seed = int(rng.integers(n_orders)), int(rng.integers(2**63))
         return Beginning(self._round.pop(), order, seed)

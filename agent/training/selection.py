@@ -95,10 +95,10 @@ class PolicySelection:
         if not state.iteration:
             self.start_score, self.least = score, logs.tolist()
             self._start = deepcopy(state.averaged_network)
-        elif score < self.start_score and is_better(logs, self.least, self._slack):
+        elif score < self.start_score and (not self.least or is_better(logs, self.least, self._slack)):
             self.best_score, self.best_decisions = score, state.decisions
             save_policy(state.context.folder, state.averaged_network, self._card)
-        if is_better(logs, self.least):
+        if not self.least or is_better(logs, self.least):
             self.least = logs.tolist()
         return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}
 

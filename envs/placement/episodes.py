@@ -61,10 +61,10 @@ class EpisodeSettings:
     """The decision process of episodes, and the orders that they may visit the ops in.
 
     Attributes:
+        orders: names of orders, or one name.
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
-        orders: names of orders, or one name.
         mask: which devices are offered: a `Mask`, or its name; "memory" for those with free memory, "none"
             for every one.
         memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
@@ -169,9 +169,8 @@ class EpisodeBatch:
             rng: used by the order `random` alone.
         """
         checked(MdpError, "order", order, int, least=0, most=len(self.orders) - 1)
-        given = self.problems[
-            checked(MdpError, "problem", problem, int, least=0, most=len(self.problems) - 1)
-        ]
+        checked(MdpError, "problem", problem, int, least=0, most=len(self.problems) - 1)
+        given = self.problems[problem]
         visits, is_incremental = self._plans.get(problem, order, rng)
         begin_empty(
             self._episodes, episode, problem, visits, is_incremental=self._incremental and is_incremental
@@ -201,8 +200,7 @@ class EpisodeBatch:
     def _checked_devices(self, actions: IntArray) -> IntArray:
         devices, offered = np.asarray(actions), self.observation.mask
         if devices.shape != (self.n,) or devices.dtype.kind not in "iu":
-            shape = f"{devices.dtype} {devices.shape}"
-            raise MdpError(f"actions are {shape}; give a device for each episode, int ({self.n},)")
+            raise MdpError(f"actions are {devices.dtype} {devices.shape}; give devices, int ({self.n},)")
         if (self._result.done | (self._order_of < 0)).any():
             ended = "an episode has ended (info['result'].step_time_s is its StepTime.total_s), or not begun"
             raise MdpError(f"{ended}; call reset()")
@@ -236,8 +234,7 @@ class EpisodeBatch:
         result = self.result(episode)
         if not result.fits:
             return
-        step = timed_step(self._reward, self.problem_of(episode), result.device_of)
-        self._timed[episode] = step
+        step = self._timed[episode] = timed_step(self._reward, self.problem_of(episode), result.device_of)
         change = -self._rules.memory_penalty * INFEASIBLE_PENALTY
         if step.fits:
             change = result.ratio_to_single - step.total_s / self.problem_of(episode).scale_s
@@ -344,13 +341,10 @@ def _checked(problems: Sequence[Problem]) -> list[Problem]:
 def _first_placement(start: Start, problem: Problem) -> IntArray:
     """Returns the placement that `improve` starts from, int64 (n_ops,)."""
     device_of, graph = np.asarray(start(problem)), problem.graph
-    is_whole = device_of.shape == (graph.n_ops,) and device_of.dtype.kind in "iu"
     first_of = graph.units.items[graph.units.ptr[:-1]][graph.unit_of]
-    if (
-        not is_whole
-        or not np.isin(device_of, np.arange(problem.n_devices)).all()
-        or (device_of != device_of[first_of]).any()
-    ):
+    is_right = device_of.shape == first_of.shape and device_of.dtype.kind in "iu"
+    is_right = is_right and bool(np.isin(device_of, range(problem.n_devices)).all())
+    if not is_right or (device_of != device_of[first_of]).any():
         raise MdpError(
             f"the start of '{graph.name}' is no placement; give each of {graph.n_ops} ops a device from 0 to "
             f"{problem.n_devices - 1}, int, and all ops of a placement unit one device"

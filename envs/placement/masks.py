@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.placement import EVERY_DEVICE, FREE_MEMORY
+from envs.placement import EVERY_DEVICE, FREE_MEMORY, MdpError
 from graphs.system.array_types import BoolArray
+from graphs.system.errors import checked
 from graphs.system.jit import kernel
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class Mask:
 
     needs_memory: bool = True
     allowed: BoolArray | Callable[[Problem], BoolArray] | None = None
+
+    def __post_init__(self) -> None:
+        checked(MdpError, "needs_memory", self.needs_memory, bool)
 
     def table(self, problem: Problem) -> BoolArray:
         """Returns the devices that each placement unit of a problem may be on, bool (n_units, n_devices).

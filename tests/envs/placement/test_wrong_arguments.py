@@ -145,6 +145,8 @@ def test_a_mask_may_be_a_table() -> None:
         env = PlacementVecEnv(problems, 2, mask=mask)
         env.reset()
         assert env.action_masks().tolist() == [[True, False]] * 2
+    with pytest.raises(MdpError, match="needs_memory is a list; use True or False"):
+        Mask(table)
     with pytest.raises(MdpError, match="use a function to give each problem a table"):
         PlacementEnv([*problems, some_problems()[1]], mask=Mask(allowed=np.array(table)))
 

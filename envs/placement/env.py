@@ -11,9 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.placement import MdpError
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
-from envs.placement.generator import Beginning, Uniform
+from envs.placement.generator import Beginning, MdpError, Uniform
 from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.placement.render import RENDER_MODES, draw
 from graphs.system.array_types import IntArray

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.placement import CONSTRUCT, EVERY_DEVICE, FREE_MEMORY, IMPROVE, MDPS, MdpError
-from envs.placement.generator import Start, on_fastest_device
+from envs.placement import CONSTRUCT, EVERY_DEVICE, FREE_MEMORY, IMPROVE, MDPS
+from envs.placement.generator import MdpError, Start, on_fastest_device
 from envs.placement.masks import NAMED, Mask
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from envs.placement import MdpError
 from graphs.system.array_types import IntArray
-from graphs.system.errors import checked
+from graphs.system.errors import InputError, checked
 
 if TYPE_CHECKING:
     from envs.problem import Problem
 
 Start: TypeAlias = "Callable[[Problem], IntArray]"
 """Gives the placement that an `improve` episode starts from, int (n_ops,)."""
+
+
+class MdpError(InputError):
+    """Episodes that cannot be: no problems, nothing to place, or a setting or decision that is none."""
 
 
 def on_fastest_device(problem: Problem) -> IntArray:

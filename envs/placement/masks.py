@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.placement import EVERY_DEVICE, FREE_MEMORY, MdpError
+from envs.placement import EVERY_DEVICE, FREE_MEMORY
+from envs.placement.generator import MdpError
 from graphs.system.array_types import BoolArray
 from graphs.system.errors import checked
 from graphs.system.jit import kernel

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from envs.cluster.presets import DEFAULT_CLUSTER, get_cluster
-from envs.placement import MdpError
 from envs.placement.env import PlacementEnv
+from envs.placement.generator import MdpError
 from envs.problem import Problem
 from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity

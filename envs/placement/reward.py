@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from envs.placement import MdpError
+from envs.placement.generator import MdpError
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray
 from graphs.system.errors import checked

@@ -14,10 +14,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from envs.placement import MdpError
 from envs.placement.env import observation_space
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
-from envs.placement.generator import Beginning, Rounds, Uniform
+from envs.placement.generator import Beginning, MdpError, Rounds, Uniform
 from envs.placement.render import RGB_ARRAY, draw
 from envs.problem import Problem
 from graphs.system.errors import checked

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.placement import MdpError
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeResult
-from envs.placement.generator import Rounds
+from envs.placement.generator import MdpError, Rounds
 from envs.placement.masks import Mask
 from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.placement.episodes import EpisodeBatch, EpisodeSettings
+from envs.placement.episodes import ENDED, EpisodeBatch, EpisodeSettings
 from envs.placement.generator import Beginning, MdpError, Uniform
 from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.placement.render import RENDER_MODES, draw
@@ -140,6 +140,8 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         Raises:
             MdpError: a device that is not offered, or no episode under way.
         """
+        if self._batch.done[0]:
+            raise MdpError(ENDED)
         reward, done = self._batch.step(np.asarray(action).ravel())
         info = {"result": self._batch.result(0)} if done[0] else {}
         return self._observation(), float(reward[0]), bool(done[0]), False, info

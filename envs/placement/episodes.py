@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from envs.problem import Problem
 
 ONLY_OBSERVE = np.array([-1])
+ENDED = (
+    "an episode has ended (info['result'].step_time_s is its StepTime.total_s), or not begun; call reset()"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,11 +204,11 @@ class EpisodeBatch:
         devices, offered = np.asarray(actions), self.observation.mask
         if devices.shape != (self.n,) or devices.dtype.kind not in "iu":
             raise MdpError(f"actions are {devices.dtype} {devices.shape}; give devices, int ({self.n},)")
-        if (self._result.done | (self._order_of < 0)).any():
-            ended = "an episode has ended (info['result'].step_time_s is its StepTime.total_s), or not begun"
-            raise MdpError(f"{ended}; call reset()")
+        over = self._result.done  # those without memory for an op stay where they are
+        if ((over & (self._result.outcome != INFEASIBLE)) | (self._order_of < 0)).any():
+            raise MdpError(ENDED)
         inside = (devices >= 0) & (devices < self.max_devices)
-        refused = ~inside | (offered[np.arange(self.n), np.where(inside, devices, 0)] == 0)
+        refused = ~inside | ~over & (offered[np.arange(self.n), np.where(inside, devices, 0)] == 0)
         if refused.any():
             raise MdpError(
                 f"device {devices[refused][0]} is none or has no free memory for the op at hand; use one of "

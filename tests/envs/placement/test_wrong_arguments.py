@@ -17,7 +17,7 @@ from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
-from tests.envs.hand_made_problems import chain_problem
+from tests.envs.hand_made_problems import chain_problem, scarce_problem
 from tests.envs.placement.test_environments import some_problems
 
 
@@ -109,10 +109,12 @@ def test_what_is_no_device_is_refused_before_and_after_an_episode_too(action: An
         env.step(action)
     with pytest.raises(MdpError, match="action"):
         many.step(np.array([action, action]))
-    while not env.step(np.array([0]))[2]:
-        pass
-    with pytest.raises(MdpError, match=r"an episode has ended .* call reset\(\)"):
-        env.step(np.int64(0))
+    for ended in (env, PlacementEnv([scarce_problem()])):
+        ended.reset()
+        while not ended.step(np.flatnonzero(ended.action_masks())[:1])[2]:
+            pass
+        with pytest.raises(MdpError, match=r"an episode has ended .* call reset\(\)"):
+            ended.step(np.int64(0))
 
 
 def finished(reward: Any) -> EpisodeResult:

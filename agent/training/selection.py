@@ -73,9 +73,10 @@ class PolicySelection:
         return drawn(policy, problems[0], self._state.config.order[0])
 
     def keep_start(self) -> None:
-        """Saves the policy that the training starts from; once the training has begun, as it is no result."""
-        self.best_score = self.start_score
-        save_policy(self._state.context.folder, self._start, self._card)
+        """Saves the policy that the training starts from, after the first update, unless that was better."""
+        if not self.best_decisions:
+            self.best_score = self.start_score
+            save_policy(self._state.context.folder, self._start, self._card)
 
     def evaluate(self) -> dict[str, float]:
         """Places all graphs greedily; returns the score and the step times by use, reference and family."""

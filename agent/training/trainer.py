@@ -195,10 +195,10 @@ class _Training:
             return
         metrics[SPEED] = (self.state.decisions - before) / (time.monotonic() - began)
         self.state.count_update()
-        if self._selection is not None and self.state.iteration == 1:
-            self._selection.keep_start()
         if phase.done or self._is_due(self.config.eval_every) or self._is_due_early:
             metrics |= self._evaluate(phase)
+        if self._selection is not None and self.state.iteration == 1:
+            self._selection.keep_start()
         self._report(phase, metrics)
         self._agree_to_stop()
         for later in self.phases:

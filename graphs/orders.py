@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from graphs.levels import t_level
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
+from graphs.system.user_code import user_line
 
 if TYPE_CHECKING:
     from graphs.op_graph import OpGraph
@@ -54,10 +56,39 @@ Order: TypeAlias = "Callable[[OpGraph, np.random.Generator], VisitOrder]"
 
 
 class OrderError(InputError):
-    """An order that does not exist, or a name that is taken; the message says what would be right."""
+    """An order that does not exist or visits other ops, or a name that is taken; says what would be right."""
 
 
-ORDERS: Registry[Order] = Registry("order", OrderError, group="placewalk.orders")
+class Orders(Registry[Order]):
+    """Orders by name; each raises an `OrderError` if it does not visit the compute ops, each once."""
+
+    def __getitem__(self, name: str) -> Order:
+        """Returns the order of a name; an `OrderError` if it is unknown."""
+        return partial(_checked, name, super().__getitem__(name))
+
+
+def _checked(name: str, visit: Order, graph: OpGraph, rng: np.random.Generator) -> VisitOrder:
+    """Returns the ops that an order visits, int64 (n_visits,)."""
+    where = f"order '{name}' of graph '{graph.name}'"
+    try:
+        ops = np.array(visit(graph, rng))
+    except InputError:
+        raise
+    except Exception as error:
+        raise OrderError(f"{where} fails: {user_line(error)}: {type(error).__name__}: {error}") from error
+    if ops.ndim != 1 or (ops.dtype.kind not in "iu" and len(ops)):
+        raise OrderError(f"{where} returns {ops.dtype} {ops.shape}; return indices of ops, int (n_visits,)")
+    if len(outside := ops[(ops < 0) | (ops >= graph.n_ops)]):
+        raise OrderError(f"{where} visits op {outside[0]}, but ops are 0 to {graph.n_ops - 1}")
+    visits = np.bincount(ops.astype(np.int64), minlength=graph.n_ops)
+    wrong = np.flatnonzero(visits != graph.is_compute)
+    if len(wrong):
+        times = f"op '{graph.op_names[wrong[0]]}' {visits[wrong[0]]} times, and {len(wrong) - 1} more wrongly"
+        raise OrderError(f"{where} visits {times}; visit each op of np.flatnonzero(graph.is_compute) once")
+    return ops.astype(np.int64)
+
+
+ORDERS = Orders("order", OrderError, group="placewalk.orders")
 
 
 def order(visit: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOrder]:
@@ -67,7 +98,7 @@ def order(visit: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOr
         OrderError: the name is taken.
     """
     name = visit.__name__.replace("_", "-")
-    ORDERS.register(name, lambda graph, rng: np.ascontiguousarray(visit(graph)))
+    ORDERS.register(name, lambda graph, rng: visit(graph))
     return visit
 
 

@@ -214,6 +214,8 @@ def closing_lines(result: Result, folder: Path) -> str:
         f"{folder}: {result.best_score:.3f} of one device's step time on graphs not held out",
         f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes",
     ]
+    if not result.best_timesteps:
+        lines.append("no policy of this training places these graphs better than its start, which is kept")
     gains = [
         f"{use.replace('_', ' ')} {old:.3f} -> {new:.3f}" for use, (old, new) in result.reinforcement.items()
     ]

@@ -6,7 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from types import NoneType
 from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from agent.bounds.lower_bound import bound_s
 from agent.calibration.quick import get_or_measure_cluster
@@ -23,7 +26,7 @@ from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.system.compiling import compile_ahead
-from graphs.system.errors import InputError, each_line_once, print_notice
+from graphs.system.errors import InputError, checked, each_line_once, print_notice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from graphs.capture.captured_step import CapturedStep
     from graphs.capture.loss import Loss
 
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
+"""Types of ops whose factors have one type; fake tensors take any."""
 DEFAULT_PLACER = {STEP: "auto", PIPELINE: "refine"}
 PLANS: Mapping[str, Callable[..., Plan]] = {STEP: Plan, PIPELINE: PipelinePlan}
 
@@ -63,7 +68,7 @@ def place(
     inputs: Any = None,
     loss: Loss | None = None,
     *,
-    cluster: str | Cluster = DEFAULT_CLUSTER,
+    cluster: str | os.PathLike[str] | Cluster = DEFAULT_CLUSTER,
     placer: str | None = None,
     pipeline: Pipeline | str | None = None,
     split: int | str | None = None,
@@ -125,8 +130,15 @@ def place(
         >>> plan.step_time.fits
         True
     """
-    chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
-    ORDERS.check(order)
+    checked(InputError, "cluster", cluster, str, os.PathLike, Cluster)
+    checked(InputError, "placer", placer, str, NoneType)
+    checked(InputError, "policy", policy, str, os.PathLike)
+    checked(InputError, "seed", seed, int, least=0)
+    checked(InputError, "optimizer", optimizer, str, NoneType)
+    checked(InputError, "training", training, bool)
+    checked(InputError, "name", name, str, NoneType)
+    ORDERS.check(checked(InputError, "order", order, str))
+    chosen = cluster if isinstance(cluster, Cluster) else get_or_measure_cluster(os.fspath(cluster))
     _check_model(model, inputs, split)
     request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
     kind, limits = kind_of(request.wanted), request.limits
@@ -182,12 +194,21 @@ def _whole(objective: PipelineObjective, make_graph: Callable[[], OpGraph]) -> P
     return problem
 
 
-def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
+def _check_model(model: Any, inputs: Any, split: int | str | None) -> None:
+    if isinstance(model, Problem):
+        raise InputError("model is a Problem; call place(problem.graph, cluster=problem.cluster)")
     if isinstance(model, OpGraph):
         if split is not None:
             raise InputError("a graph is the step of one microbatch already; split cuts a module's inputs")
-    elif inputs is None:
+        if inputs is not None:
+            raise InputError("inputs are a module's, and a graph has none; call place(graph, cluster=...)")
+        return
+    if inputs is None:
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
+    from torch.utils._pytree import tree_leaves
+
+    if isinstance(inputs, str) or any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(inputs)):
+        raise InputError("inputs are a string or hold NumPy arrays; use tensors, as torch.as_tensor(array)")
 
 
 def _graph(
@@ -206,6 +227,13 @@ def _graph(
         cut = request.batch_dim, request.split_inputs
         inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
     captured = capture.capture_step(model, inputs, **settings)
+    for node, op in captured.op_of_node.items():
+        types = [str(each.meta["val"].dtype) for each in node.all_input_nodes if "val" in each.meta]
+        if captured.graph.op_types[op] in PRODUCTS and len(set(types)) > 1:
+            what = f"op '{captured.graph.op_names[op]}' multiplies {' by '.join(types[-2:])}"
+            raise InputError(
+                f"{what}, which torch refuses; give inputs of the weights' type, as inputs.float()"
+            )
     return captured, captured.graph
 
 

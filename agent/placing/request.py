@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from types import NoneType
 from typing import Any, NamedTuple
 
 from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
@@ -18,7 +19,7 @@ from envs.problem import InfeasibleError
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.precision import with_precision
-from graphs.system.errors import print_notice
+from graphs.system.errors import InputError, checked, print_notice
 from graphs.system.numbers import in_ms
 
 DATA_PARALLEL = "data-parallel"
@@ -79,6 +80,16 @@ class Request:
     seconds: float | None = None
     precision: str | None = None
     granularity: str = "op"
+
+    def __post_init__(self) -> None:
+        checked(InputError, "pipeline", self.pipeline, Pipeline, str, NoneType)
+        checked(InputError, "split", self.split, int, str, NoneType)
+        checked(InputError, "batch_dim", self.batch_dim, int)
+        checked(InputError, "split_inputs", self.split_inputs, Sequence)
+        checked(InputError, "budget", self.budget, int, NoneType)
+        checked(InputError, "seconds", self.seconds, float, NoneType)
+        checked(InputError, "precision", self.precision, str, NoneType)
+        checked(InputError, "granularity", self.granularity, str)
 
     @classmethod
     def of(cls, settings: object, **others: Any) -> Request:

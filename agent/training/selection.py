@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from itertools import chain, islice
 
 import numpy as np
@@ -32,20 +33,22 @@ class PolicySelection:
     it trains on count as well; on the clusters as they are, as on randomized ones a few graphs out of memory
     would outweigh what all others gain. The least of many scores is still partly luck, and choosing it
     discards what was learned later. If there are validation graphs, the policy is meant for other graphs, so
-    the newest one is kept unless it is surely worse than the one with the least score.
+    the newest one is kept unless it is surely worse than the one with the least score. The policy that the
+    training starts from is a candidate as well: one that is at all worse never replaces it.
 
     Args:
         seen: graphs that the policy to start from was trained on.
 
     Attributes:
         best_score: geometric mean of the step time over that of one device, by the policy that is kept.
-        best_decisions: when it was reached.
+        best_decisions: when it was reached; 0 = at the start.
+        start_score: that of the policy that the training starts from.
         least: logarithms of these ratios, by the policy of the least mean.
     """
 
     def __init__(self, state: TrainingState, seen: Iterable[Mapping[str, str]]) -> None:
         self._state = state
-        self.best_score, self.best_decisions = float("inf"), 0
+        self.best_score, self.best_decisions, self.start_score = float("inf"), 0, float("inf")
         self.least: list[float] = []
         graphs, config = state.context.graphs, state.config
         self._slack = SURELY if graphs.validation else 0.0
@@ -69,6 +72,12 @@ class PolicySelection:
         problems = [*self._metrics["held_out"].problems, *self._metrics["validation"].problems]
         return drawn(policy, problems[0], self._state.config.order[0])
 
+    def keep_start(self) -> None:
+        """Saves the policy that the training starts from, after the first update, unless that was better."""
+        if not self.best_decisions:
+            self.best_score = self.start_score
+            save_policy(self._state.context.folder, self._start, self._card)
+
     def evaluate(self) -> dict[str, float]:
         """Places all graphs greedily; returns the score and the step times by use, reference and family."""
         state, config = self._state, self._state.config
@@ -84,12 +93,14 @@ class PolicySelection:
             metrics |= relative.of(use, enumerate(ratios[use]))
         logs = np.log(ratios["train"] + ratios["validation"])
         score = float(np.exp(logs.mean()))
-        if state.iteration:  # a policy of no training is no result
-            if not self.least or is_better(logs, self.least, self._slack):
-                self.best_score, self.best_decisions = score, state.decisions
-                save_policy(state.context.folder, state.averaged_network, self._card)
-            if not self.least or is_better(logs, self.least):
-                self.least = logs.tolist()
+        if not state.iteration:
+            self.start_score, self.least = score, logs.tolist()
+            self._start = deepcopy(state.averaged_network)
+        elif score < self.start_score and (not self.least or is_better(logs, self.least, self._slack)):
+            self.best_score, self.best_decisions = score, state.decisions
+            save_policy(state.context.folder, state.averaged_network, self._card)
+        if not self.least or is_better(logs, self.least):
+            self.least = logs.tolist()
         return metrics | {SCORE: score, EVALUATED_REWARD: -float(np.mean(ratios["validation"]))}
 
 

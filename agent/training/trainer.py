@@ -54,7 +54,7 @@ class Result:
         best_score: geometric mean of the greedy step time over that of one device, on the graphs for training
             and validation and the clusters as they are, by the policy that was kept. Infinite in a worker
             that is not the first.
-        best_timesteps: when that policy was found, decisions imitated included.
+        best_timesteps: when that policy was found, decisions imitated included; 0 = at the start.
         finished: whether it used up its decisions or its time, rather than being stopped.
         reinforcement: `GAINS` before and after reinforcement, each greedy; empty where there was none.
         cut_short: phases that time ended before they had done what was asked for, each with what they did.
@@ -197,6 +197,8 @@ class _Training:
         self.state.count_update()
         if phase.done or self._is_due(self.config.eval_every) or self._is_due_early:
             metrics |= self._evaluate(phase)
+        if self._selection is not None and self.state.iteration == 1:
+            self._selection.keep_start()
         self._report(phase, metrics)
         self._agree_to_stop()
         for later in self.phases:
@@ -257,7 +259,8 @@ class _Training:
         saved = self.state.checkpoint()
         phases = {phase.name: phase.state_dict() for phase in self.phases}
         best = [selection.best_score, selection.best_decisions, selection.least]
-        own = {"phases": phases, "best": best, "evaluated": self._evaluated, "minutes": self.config.minutes}
+        own = {"phases": phases, "best": best, "start": selection.start_score, "evaluated": self._evaluated}
+        own["minutes"] = self.config.minutes
         return Checkpoint(saved.tensors, {**saved.state, **own})
 
     def _restore(self, saved: Checkpoint) -> None:
@@ -265,6 +268,7 @@ class _Training:
         if self._selection is not None:
             best = saved.state["best"]
             self._selection.best_score, self._selection.best_decisions, self._selection.least = best
+            self._selection.start_score = saved.state.get("start", math.inf)
         self._evaluated = [dict(each) for each in saved.state["evaluated"]]
         same_limit = saved.state["minutes"] == self.config.minutes
         begun = False

@@ -19,7 +19,7 @@ from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
 from envs.placement.render import Picture, timeline
-from envs.placement.reward import Reward, simulated
+from envs.placement.reward import Reward, simulated, timed_step
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.system import json_fields
@@ -104,7 +104,7 @@ def greedy_ratios(
         for (index, limits), device_of in zip(list(waiting.items()), placements, strict=True):
             step = simulate_problem(problems[index], device_of[0])
             if step.fits:
-                timed = step if reward is simulated else reward(problems[index], device_of[0])
+                timed = step if reward is simulated else timed_step(reward, problems[index], device_of[0])
                 ratio = timed.total_s / _single_device_s(problems[index], reward)
                 ratios[index] = ratio if math.isfinite(ratio) else INFEASIBLE_RATIO
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
@@ -117,7 +117,7 @@ def _single_device_s(problem: Problem, reward: Reward) -> float:
     if reward is simulated:
         return problem.scale_s
     device = int(problem.single_device_s.argmin())
-    step_s = reward(problem, np.full(problem.graph.n_ops, device)).total_s
+    step_s = timed_step(reward, problem, np.full(problem.graph.n_ops, device)).total_s
     return step_s if math.isfinite(step_s) else problem.scale_s
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MethodType, NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
@@ -10,12 +11,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.placement import EVERY_DEVICE
-from envs.placement.episodes import EpisodeBatch, EpisodeSettings, MdpError
-from envs.placement.generator import Beginning, Uniform
+from envs.placement.episodes import ENDED, EpisodeBatch, EpisodeSettings
+from envs.placement.generator import Beginning, MdpError, Uniform
 from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.placement.render import RENDER_MODES, draw
 from graphs.system.array_types import IntArray
+from graphs.system.errors import checked
 
 if TYPE_CHECKING:
     from envs.problem import Problem
@@ -85,8 +86,9 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
     ) -> None:
         if render_mode not in (None, *RENDER_MODES):
             raise MdpError(f"unknown render_mode '{render_mode}'; use one of {', '.join(RENDER_MODES)}")
-        self._batch = EpisodeBatch(problems, 1, EpisodeSettings(**settings), incremental=False)
+        self._batch = EpisodeBatch(problems, 1, EpisodeSettings.of(settings), incremental=False)
         self._generator, self.render_mode = generator or Uniform(), render_mode
+        checked(MdpError, "generator.draw", getattr(self._generator, "draw", None), MethodType)
         space = observation_space(len(problems), self._batch.max_ops, self._batch.max_devices)
         self.observation_space = cast("gym.Space[Observations]", space)
         self.action_space = spaces.Discrete(self._batch.max_devices)
@@ -114,12 +116,18 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         Args:
             seed: seed of the draws of problems and orders.
             options: fields of `Beginning` that are not to be drawn: `problem`, `order`, `seed`.
+
+        Raises:
+            MdpError: an unknown option, or one that is no index or seed.
         """
-        super().reset(seed=seed)
+        super().reset(seed=checked(MdpError, "seed", seed, int, NoneType, least=0))
+        options = checked(MdpError, "options", options or {}, Mapping)
         drawn = self._generator.draw(len(self.problems), len(self._batch.orders), self.np_random)
-        named = {key: int(value) for key, value in (options or {}).items() if key in Beginning._fields}
-        problem, order, order_seed = drawn._replace(**named)
-        self._batch.begin(0, problem, order, np.random.default_rng(order_seed))
+        if unknown := [key for key in options if key not in Beginning._fields]:
+            raise MdpError(f"unknown option '{unknown[0]}' of reset; use {', '.join(Beginning._fields)}")
+        problem, order, order_seed = drawn._replace(**options)
+        rng = np.random.default_rng(checked(MdpError, "option seed", order_seed, int, least=0))
+        self._batch.begin(0, problem, order, rng)
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
@@ -130,14 +138,11 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
             `EpisodeResult`) where it is done.
 
         Raises:
-            ValueError: a device without free memory for the op, or that the cluster lacks.
+            MdpError: a device that is not offered, or no episode under way.
         """
-        if int(action) not in np.flatnonzero(self.action_masks()):
-            raise ValueError(
-                f"device {action} has no free memory for the op at hand; use one that action_masks() marks, "
-                f"or mask='{EVERY_DEVICE}' for algorithms that take no masks"
-            )
-        reward, done = self._batch.step(np.array([action]))
+        if self._batch.done[0]:
+            raise MdpError(ENDED)
+        reward, done = self._batch.step(np.asarray(action).ravel())
         info = {"result": self._batch.result(0)} if done[0] else {}
         return self._observation(), float(reward[0]), bool(done[0]), False, info
 

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MDPS
-from envs.placement.generator import Start, on_fastest_device
+from envs.placement import CONSTRUCT, EVERY_DEVICE, FREE_MEMORY, IMPROVE, MDPS
+from envs.placement.generator import MdpError, Start, on_fastest_device
 from envs.placement.masks import NAMED, Mask
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation
 from envs.placement.packing import PackedProblems, pack_problems
-from envs.placement.reward import Reward, simulated
+from envs.placement.reward import Reward, simulated, timed_step
 from envs.placement.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
 from envs.placement.transition import FITS, INFEASIBLE, INFEASIBLE_PENALTY, new_step_result, step_episodes
 from envs.placement.walk import VisitOrders
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.orders import ORDERS
 from graphs.system.array_types import IntArray
-from graphs.system.errors import InputError
+from graphs.system.errors import checked
 
 if TYPE_CHECKING:
     from envs.problem import Problem
 
 ONLY_OBSERVE = np.array([-1])
-
-
-class MdpError(InputError):
-    """Episodes that cannot be: no problems, nothing to place, or an unknown decision process."""
+ENDED = (
+    "an episode has ended (info['result'].step_time_s is its StepTime.total_s), or not begun; call reset()"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +64,7 @@ class EpisodeSettings:
     """The decision process of episodes, and the orders that they may visit the ops in.
 
     Attributes:
+        orders: names of orders, or one name.
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
@@ -72,15 +72,39 @@ class EpisodeSettings:
             for every one.
         memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
         reward: says what the step takes under the placement of an episode that ended within the memory.
+
+    Raises:
+        MdpError: an argument of another type or out of range, or an unknown name of a process or mask.
     """
 
-    orders: Sequence[str] = ("topo",)
+    orders: Sequence[str] | str = ("topo",)
     mdp: str = CONSTRUCT
     passes: int = 2
     start: Start = on_fastest_device
     mask: Mask | str = FREE_MEMORY
     memory_penalty: float = 1.0
     reward: Reward = simulated
+
+    def __post_init__(self) -> None:
+        checked(MdpError, "orders", self.orders, Sequence, str)
+        checked(MdpError, "mdp", self.mdp, str)
+        checked(MdpError, "passes", self.passes, int, least=1, most=10_000)
+        checked(MdpError, "start", self.start, Callable)
+        checked(MdpError, "mask", self.mask, Mask, str)
+        checked(MdpError, "memory_penalty", self.memory_penalty, float, least=0, most=10**9)
+        checked(MdpError, "reward", self.reward, Callable)
+        if self.mdp not in MDPS:
+            raise MdpError(f"unknown mdp '{self.mdp}'; use one of {', '.join(MDPS)}")
+        if isinstance(self.mask, str) and self.mask not in NAMED:
+            raise MdpError(f"unknown mask '{self.mask}'; use one of {', '.join(NAMED)}, or a Mask")
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> EpisodeSettings:
+        """Makes settings of keyword arguments, none of which may be unknown."""
+        known = [item.name for item in fields(cls)]
+        if unknown := [name for name in arguments if name not in known]:
+            raise MdpError(f"unknown argument '{unknown[0]}'; use {', '.join(known)}")
+        return cls(**arguments)
 
 
 class EpisodeBatch:
@@ -96,9 +120,10 @@ class EpisodeBatch:
         observation: `Observation` of the ops at hand, updated in place by `begin` and `step`.
 
     Raises:
-        MdpError: no problems, a graph without compute ops, an unknown `mdp`, a `mask` that is none for one.
+        MdpError: no problems, a graph without compute ops, a `mask` that is none for one, fewer than one
+            episode or thread; later a start, decision or reward that is none.
         InfeasibleError: a graph for which no placement is within the memory.
-        OrderError: an unknown order.
+        OrderError: an unknown order; at the first episode in it, one that does not visit each op once.
     """
 
     def __init__(
@@ -111,10 +136,13 @@ class EpisodeBatch:
         rolls_out: bool = True,
         threads: int = 1,
     ) -> None:
-        _check(problems, settings)
-        mask = _mask(settings.mask)
-        self.problems = list(problems)
-        self.orders = list(settings.orders)
+        self.problems = _checked(problems)
+        orders = [settings.orders] if isinstance(settings.orders, str) else settings.orders
+        self.orders = [ORDERS.check(checked(MdpError, "an order", name, str)) for name in orders]
+        if not self.orders:
+            raise MdpError("no traversal order; give at least one, e.g. topo")
+        checked(MdpError, "threads", threads, int, least=1)
+        mask = NAMED[settings.mask] if isinstance(settings.mask, str) else settings.mask
         self.improving = settings.mdp == IMPROVE
         self.passes = settings.passes if self.improving else 1
         self._rules = MdpRules(
@@ -123,7 +151,7 @@ class EpisodeBatch:
             rolls_out=rolls_out and not self.improving,
             memory_penalty=float(settings.memory_penalty),
         )
-        self.n = n
+        self.n = checked(MdpError, "number of episodes", n, int, least=1)
         self.max_devices = max(problem.n_devices for problem in problems)
         self.max_ops = max(problem.graph.n_ops for problem in problems)
         self.observation = new_observation(n, self.max_devices)
@@ -134,7 +162,7 @@ class EpisodeBatch:
         self._result = new_step_result(n, self.max_devices)
         self._scratches = [new_candidate_scratch(problems) for _ in range(min(threads, n))]
         self._pool = ThreadPoolExecutor(len(self._scratches)) if len(self._scratches) > 1 else None
-        self._order_of = np.zeros(n, dtype=np.int64)
+        self._order_of = np.full(n, -1)
         self._reward, self._timed = settings.reward, dict[int, StepTime]()
 
     def begin(self, episode: int, problem: int, order: int, rng: np.random.Generator) -> None:
@@ -143,13 +171,15 @@ class EpisodeBatch:
         Args:
             rng: used by the order `random` alone.
         """
+        checked(MdpError, "order", order, int, least=0, most=len(self.orders) - 1)
+        checked(MdpError, "problem", problem, int, least=0, most=len(self.problems) - 1)
         given = self.problems[problem]
         visits, is_incremental = self._plans.get(problem, order, rng)
         begin_empty(
             self._episodes, episode, problem, visits, is_incremental=self._incremental and is_incremental
         )
         if self.improving:
-            place_all(self._episodes, episode, given, np.asarray(self._start(given), dtype=np.int64))
+            place_all(self._episodes, episode, given, _first_placement(self._start, given))
         self._order_of[episode] = order
         self._timed.pop(episode, None)
         self._loop(step_episodes, episode, self._scratches[0], ONLY_OBSERVE)
@@ -163,9 +193,28 @@ class EpisodeBatch:
 
         Returns:
             Rewards (n,) and whether each episode is done (n,); begin those anew before the next step.
+
+        Raises:
+            MdpError: an episode that has ended or not begun, or a device that is not offered.
         """
-        self.loop(step_episodes, np.ascontiguousarray(actions, dtype=np.int64))
+        self.loop(step_episodes, self._checked_devices(actions))
         return self.rewards, self.done
+
+    def _checked_devices(self, actions: IntArray) -> IntArray:
+        devices, offered = np.asarray(actions), self.observation.mask
+        if devices.shape != (self.n,) or devices.dtype.kind not in "iu":
+            raise MdpError(f"actions are {devices.dtype} {devices.shape}; give devices, int ({self.n},)")
+        over = self._result.done  # those without memory for an op stay where they are
+        if ((over & (self._result.outcome != INFEASIBLE)) | (self._order_of < 0)).any():
+            raise MdpError(ENDED)
+        inside = (devices >= 0) & (devices < self.max_devices)
+        refused = ~inside | ~over & (offered[np.arange(self.n), np.where(inside, devices, 0)] == 0)
+        if refused.any():
+            raise MdpError(
+                f"device {devices[refused][0]} is none or has no free memory for the op at hand; use one of "
+                f"action_masks(), or mask='{EVERY_DEVICE}' for algorithms that take no masks"
+            )
+        return np.ascontiguousarray(devices, dtype=np.int64)
 
     def loop(self, kernel: Callable[..., None], each: NDArray[Any], *arguments: object) -> None:
         """Runs a compiled loop over all episodes, divided among the threads.
@@ -188,7 +237,7 @@ class EpisodeBatch:
         result = self.result(episode)
         if not result.fits:
             return
-        step = self._timed[episode] = self._reward(self.problem_of(episode), result.device_of)
+        step = self._timed[episode] = timed_step(self._reward, self.problem_of(episode), result.device_of)
         change = -self._rules.memory_penalty * INFEASIBLE_PENALTY
         if step.fits:
             change = result.ratio_to_single - step.total_s / self.problem_of(episode).scale_s
@@ -271,12 +320,6 @@ class EpisodeBatch:
         )
 
 
-def _mask(mask: Mask | str) -> Mask:
-    if isinstance(mask, str) and mask not in NAMED:
-        raise MdpError(f"unknown mask '{mask}'; use one of {', '.join(NAMED)}, or a Mask")
-    return NAMED[mask] if isinstance(mask, str) else mask
-
-
 def _packed(problems: Sequence[Problem], mask: Mask) -> PackedProblems:
     try:
         return pack_problems(problems, mask)
@@ -284,16 +327,29 @@ def _packed(problems: Sequence[Problem], mask: Mask) -> PackedProblems:
         raise MdpError(str(error)) from None
 
 
-def _check(problems: Sequence[Problem], settings: EpisodeSettings) -> None:
+def _checked(problems: Sequence[Problem]) -> list[Problem]:
+    """Returns problems that can be placed, as a list."""
+    checked(MdpError, "problems", problems, Sequence)
     if not problems:
         raise MdpError("no problems to place; give at least one graph and one cluster")
-    if settings.mdp not in MDPS:
-        raise MdpError(f"unknown mdp '{settings.mdp}'; use one of {', '.join(MDPS)}")
-    if not settings.orders:
-        raise MdpError("no traversal order; give at least one, e.g. topo")
-    for name in settings.orders:
-        ORDERS.check(name)
     for problem in problems:
+        if not hasattr(problem, "check_feasible"):
+            raise MdpError(f"a problem is a {type(problem).__name__}; use Problem(graph, cluster)")
         if not problem.graph.is_compute.any():
             raise MdpError(f"graph '{problem.graph.name}' has only parameters and inputs; nothing to place")
         problem.check_feasible()
+    return list(problems)
+
+
+def _first_placement(start: Start, problem: Problem) -> IntArray:
+    """Returns the placement that `improve` starts from, int64 (n_ops,)."""
+    device_of, graph = np.asarray(start(problem)), problem.graph
+    first_of = graph.units.items[graph.units.ptr[:-1]][graph.unit_of]
+    is_right = device_of.shape == first_of.shape and device_of.dtype.kind in "iu"
+    is_right = is_right and bool(np.isin(device_of, range(problem.n_devices)).all())
+    if not is_right or (device_of != device_of[first_of]).any():
+        raise MdpError(
+            f"the start of '{graph.name}' is no placement; give each of {graph.n_ops} ops a device from 0 to "
+            f"{problem.n_devices - 1}, int, and all ops of a placement unit one device"
+        )
+    return device_of.astype(np.int64)

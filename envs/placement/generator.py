@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError, checked
 
 if TYPE_CHECKING:
     from envs.problem import Problem
 
 Start: TypeAlias = "Callable[[Problem], IntArray]"
 """Gives the placement that an `improve` episode starts from, int (n_ops,)."""
+
+
+class MdpError(InputError):
+    """Episodes that cannot be: no problems, nothing to place, or a setting or decision that is none."""
 
 
 def on_fastest_device(problem: Problem) -> IntArray:
@@ -62,13 +67,14 @@ class Rounds(Uniform):
     """
 
     def __init__(self, *, repeats: int = 1, only: Sequence[int] | None = None) -> None:
-        self._repeats, self._only = repeats, only
+        self._repeats, self._only = checked(MdpError, "repeats", repeats, int, least=1), only
         self._round: list[int] = []
 
     def draw(self, n_problems: int, n_orders: int, rng: np.random.Generator) -> Beginning:
         """Draws an episode over the next problem of the round."""
         if not self._round:
-            problems = np.arange(n_problems) if self._only is None else np.asarray(self._only)
+            problems = np.atleast_1d(range(n_problems) if self._only is None else self._only)
+            checked(MdpError, "the number of problems in only", len(problems), int, least=1)
             self._round = problems[rng.permutation(len(problems))].repeat(self._repeats).tolist()
         order, seed = int(rng.integers(n_orders)), int(rng.integers(2**63))
         return Beginning(self._round.pop(), order, seed)

@@ -9,38 +9,46 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envs.placement import EVERY_DEVICE, FREE_MEMORY
+from envs.placement.generator import MdpError
 from graphs.system.array_types import BoolArray
+from graphs.system.errors import checked
 from graphs.system.jit import kernel
 
 if TYPE_CHECKING:
     from envs.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mask:
     """Says which devices are offered for an op.
 
     Attributes:
         needs_memory: only those with free memory for the op's placement unit.
-        allowed: gives the devices that a unit may be on, bool (n_units, n_devices); by default, on all.
+        allowed: devices that a unit may be on, bool (n_units, n_devices), or a function that returns them for
+            a problem; by default, all.
     """
 
     needs_memory: bool = True
-    allowed: Callable[[Problem], BoolArray] | None = None
+    allowed: BoolArray | Callable[[Problem], BoolArray] | None = None
+
+    def __post_init__(self) -> None:
+        checked(MdpError, "needs_memory", self.needs_memory, bool)
 
     def table(self, problem: Problem) -> BoolArray:
         """Returns the devices that each placement unit of a problem may be on, bool (n_units, n_devices).
 
         Raises:
-            ValueError: a table of another shape, or a unit without a device that could hold it.
+            ValueError: a table of another shape or type, or a unit without a device that could hold it.
         """
         shape = (len(problem.graph.units), problem.n_devices)
         if self.allowed is None:
             return np.ones(shape, dtype=np.bool_)
-        table = np.asarray(self.allowed(problem), dtype=np.bool_)
+        table = np.asarray(self.allowed(problem) if callable(self.allowed) else self.allowed)
         where = f"mask of '{problem.graph.name}' on {problem.cluster.name}"
-        if table.shape != shape:
-            raise ValueError(f"{where}: shape {table.shape}; expected (n_units, n_devices) = {shape}")
+        if table.shape != shape or table.dtype != np.bool_:
+            own = "" if callable(self.allowed) else "; use a function to give each problem a table"
+            wanted = f"expected (n_units, n_devices) = {shape}, bool{own}"
+            raise ValueError(f"{where}: {table.dtype}, shape {table.shape}; {wanted}")
         holds = problem.footprint_bytes[:, None] <= problem.arrays.memory
         lost = ~(table & (holds | (not self.needs_memory))).any(axis=1)
         if lost.any():

@@ -7,11 +7,12 @@ from typing import Any
 
 from envs.cluster.presets import DEFAULT_CLUSTER, get_cluster
 from envs.placement.env import PlacementEnv
-from envs.placement.episodes import MdpError
+from envs.placement.generator import MdpError
 from envs.problem import Problem
 from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity
 from graphs.io.graph_files import read_graphs
+from graphs.system.errors import checked
 
 
 class NamedPlacementEnv(PlacementEnv):
@@ -43,7 +44,10 @@ class NamedPlacementEnv(PlacementEnv):
     ) -> None:
         if problems is None:
             lists = families or ("cifar10" if not graphs else ()), graphs, cluster
-            families, paths, clusters = ([names] if isinstance(names, str) else names for names in lists)
+            families, paths, clusters = (
+                [names] if isinstance(names, str) else checked(MdpError, "a name", names, Sequence)
+                for names in lists
+            )
             loaded = [*load_graphs(families), *(graph for path in paths for graph in read_graphs(path))]
             named = [with_granularity(graph, granularity) for graph in loaded]
             every = [Problem(graph, get_cluster(name)) for name in clusters for graph in named]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from types import MethodType, NoneType
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from envs.placement.env import observation_space
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
-from envs.placement.generator import Beginning, Rounds, Uniform
+from envs.placement.generator import Beginning, MdpError, Rounds, Uniform
 from envs.placement.render import RGB_ARRAY, draw
 from envs.problem import Problem
+from graphs.system.errors import checked
 
 
 class PlacementVecEnv(VecEnv):
@@ -61,10 +63,12 @@ class PlacementVecEnv(VecEnv):
         threads: int = 1,
         **settings: Any,
     ) -> None:
-        self.batch = EpisodeBatch(problems, n_envs, EpisodeSettings(**settings), threads=threads)
+        self.batch = EpisodeBatch(problems, n_envs, EpisodeSettings.of(settings), threads=threads)
         self.problems = self.batch.problems
         self.render_mode = render_mode
         self._generator, self._began_s = generator or Rounds(), time.time()
+        checked(MdpError, "generator.draw", getattr(self._generator, "draw", None), MethodType)
+        checked(MdpError, "share[0]", share[0], int, least=0, most=share[1] - 1)
         self._first, self._n_drawn = share[0] * n_envs, share[1] * n_envs
         self._actions = np.zeros(n_envs, dtype=np.int64)
         space = observation_space(len(problems), self.batch.max_ops, self.batch.max_devices)
@@ -74,7 +78,7 @@ class PlacementVecEnv(VecEnv):
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seeds the draws of the episodes that begin from now on."""
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(checked(MdpError, "seed", seed, int, NoneType, least=0))
         return [seed] * self.num_envs
 
     def restart(self) -> None:

@@ -46,7 +46,7 @@ class VisitOrders:
         return self._found[key]
 
     def _visits(self, problem: Problem, order: str, rng: np.random.Generator) -> tuple[IntArray, bool]:
-        visits = np.asarray(ORDERS[order](problem.graph, rng), dtype=np.int64)
+        visits = ORDERS[order](problem.graph, rng)
         if not self._improving:
             return visits, is_incremental(problem, visits)
         _, first = np.unique(problem.graph.unit_of[visits], return_index=True)

@@ -35,6 +35,8 @@ REMEDIES = {
     "sequences); keep to operators of torch, or make what it reads an input",
     "not require grad": "forward takes a gradient by what has none; call requires_grad_() on it, or capture "
     "with training=True, as weights have none in inference",
+    "same dtype|bias type|scalar type|weight dtype|output dtype": "an input and the weights have different "
+    "types; give inputs of the weights' type, as inputs.float(), and indices as inputs.long()",
     "mirrored meta": "forward calls backward(); use torch.autograd.grad with create_graph=True",
 }
 """Remedies for errors of torch's, by a pattern in their first line."""

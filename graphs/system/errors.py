@@ -1,4 +1,4 @@
-"""The base class of errors about the user's input, and the text that is shown of them."""
+"""The base class of errors about the user's input, their text, and the check of arguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 """The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
@@ -33,6 +37,35 @@ class InputError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(shown(message))
+
+
+WIDER: dict[Any, Any] = {int: Integral, float: Real}
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    NoneType: "None",
+}
+WORDS |= {Callable: "a function", Sequence: "a list", Mapping: "a dict"}
+
+
+def checked(
+    error: type[InputError], name: str, value: Any, *kinds: Any, least: float = -inf, most: float = inf
+) -> Any:
+    """Returns an argument of some kinds; a bool is no number, a string no sequence, a class no function.
+
+    Raises:
+        InputError: it is of none of them, or a number out of range; of the class `error`.
+    """
+    strict = {kind for kind in (bool, str, type) if isinstance(value, kind)}
+    is_kind = strict <= {*kinds} and isinstance(value, tuple(WIDER.get(kind, kind) for kind in kinds))
+    if not is_kind or (isinstance(value, Real) and not least <= float(value) <= most):
+        what = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+        use = " or ".join(WORDS.get(kind, kind.__name__) for kind in kinds)
+        limits = f", at least {least}" * (least > -inf) + f", at most {most}" * (most < inf)
+        raise error(f"{name} is {what}; use {use}{limits}")
+    return value
 
 
 def shown(message: str) -> str:

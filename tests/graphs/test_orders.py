@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs.op_graph import OpGraph, build_graph
-from graphs.orders import ORDERS, OrderError, nominal_op_s
+from graphs.orders import ORDERS, Order, OrderError, nominal_op_s
 
 SEED = 7
 PROGRAM_ORDERS = {"topo", "reversed-topo"}
@@ -74,6 +74,47 @@ def test_unknown_order_lists_the_known() -> None:
         OrderError, match=r"unknown order 'dfs'; use one of topo, reversed-topo, dfs-preorder"
     ):
         ORDERS["dfs"]
+
+
+def late_mistake(graph: OpGraph, rng: np.random.Generator) -> np.ndarray:
+    return np.flatnonzero(graph.is_compute)[99]
+
+
+@pytest.mark.parametrize(
+    ("visit", "message"),
+    [
+        (lambda graph, _: np.flatnonzero(graph.is_compute)[1:], r"visits op 'd' 0 times, and 0 more wrongly"),
+        (lambda *_: [], r"visits op 'd' 0 times, and 5 more wrongly; visit each op of np.flatnonzero"),
+        (lambda *_: [1, 1, 2, 3, 4, 5, 6], r"visits op 'd' 2 times"),
+        (lambda *_: [0, 1, 2, 3, 4, 5, 6], r"visits op 'w' 1 times"),
+        (lambda *_: np.array([1, 2, 3, 4, 5, 2**40]), rf"visits op {2**40}, but ops are 0 to 7"),
+        (lambda *_: [-1, 2, 3, 4, 5, 6], r"visits op -1, but"),
+        (lambda graph, _: graph.is_compute, r"returns bool \(8,\); return indices of ops, int"),
+        (lambda *_: [1.0, 2, 3, 4, 5, 6], r"returns float64"),
+        (lambda graph, _: list(graph.op_names), r"returns <U1"),
+        (lambda *_: np.arange(1, 7)[None], r"returns int64 \(1, 6\)"),
+        (lambda *_: None, r"returns object \(\)"),
+        (lambda *_: {1, 2, 3, 4, 5, 6}, r"returns object \(\)"),
+        (lambda *_: [[1], [2, 3]], r"fails: .*ValueError"),
+        (late_mistake, r"fails: .*test_orders.py:\d+: IndexError: index 99"),
+    ],
+)
+def test_what_visits_not_each_op_once_is_no_order(
+    visit: Order, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it was registered, and whoever looks it up."""
+    monkeypatch.setitem(ORDERS._entries, "mine", visit)
+    for made in (ORDERS["mine"], dict(ORDERS.items())["mine"]):
+        with pytest.raises(OrderError, match=f"order 'mine' of graph 'hand-made' {message}") as caught:
+            made(hand_made(), np.random.default_rng(SEED))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_any_integers_is_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        ORDERS._entries, "mine", lambda *_: np.array([6, 5, 4, 3, 2, 1], dtype=np.uint8)[::-1]
+    )
+    assert names(hand_made(), "mine") == names(hand_made(), "topo")
 
 
 def test_all_orders_are_there() -> None:

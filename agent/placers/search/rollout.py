@@ -9,7 +9,8 @@ from agent.placers.base import SearchState, placer
 from agent.placers.memory_limits import MemoryLimits, complete_placement, retry_until_feasible
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
 from envs.objective import OVER_BYTES
-from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.generator import MdpError
 from envs.placement.observation.features import COLUMN, HORIZONS
 from envs.placement.transition import advance
 from envs.problem import InfeasibleError, Problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from agent.training.config import TrainConfig
 from agent.training.divergence import check_scores
 from agent.training.performance import scores_in_threads
 from agent.training.workers import SOLO, WorkerGroup, joined_rows
+from graphs.system.errors import InputError
 
 Masks = NDArray[np.bool_] | Tensor | None
 
@@ -65,6 +67,29 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         kept = () if self.encodes else self.placer.network.encoder.parameters()
         ids = {id(weight) for weight in kept}
         return [weight for weight in self.parameters() if id(weight) not in ids]
+
+    def save(self, path: str) -> None:
+        """Refuses to save: without its problems, it has no observations to decide on.
+
+        Raises:
+            InputError: always; says what saves it.
+        """
+        raise InputError(
+            f"{path}: a PlacementPolicy is saved by model.save(folder), and load_policy(folder) reads it: "
+            "observations number the problems, which are the algorithm's"
+        )
+
+    @classmethod
+    def load(cls, path: str, device: torch.device | str = "auto") -> Self:
+        """Refuses to load, as `save` does; SB3's own would unpickle."""
+        raise InputError(
+            f"{path}: read a policy by load_policy(folder), or PlacementPPO.load(folder, env=env)"
+        )
+
+    def load_from_vector(self, vector: NDArray[np.float32]) -> None:
+        """Takes the weights from a vector, (n_weights,)."""
+        super().load_from_vector(vector)
+        self.load_state_dict(self.state_dict())  # in place, so that embeddings are computed anew
 
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
         """The base class would build a perceptron here; ours comes with `make_policy`."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
+from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +24,7 @@ from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
 from agent.policy.serialization import PolicyCard, load_policy, save_policy
 from agent.training.checkpoints import Checkpoint, read_checkpoint, restoring, write_checkpoint
-from agent.training.config import TrainConfig
+from agent.training.config import ConfigError, TrainConfig
 from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementPolicy
 from agent.training.reinforcement.collection import Ended, collect
@@ -29,6 +33,8 @@ from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
 from agent.training.reinforcement.saving import capture, restore
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
 from envs.placement.vec_env import PlacementVecEnv
+from envs.problem import Problem
+from graphs.system.errors import checked
 
 DEFAULTS = TrainConfig()
 FORMAT = "placewalk.ppo/1"
@@ -36,21 +42,15 @@ TRAINING = "training.safetensors"
 """File beside those of the policy that `PlacementPPO.save` writes: optimizer, counters, random generators."""
 
 
+FIELDS = {name: name for name in ("learning_rate", "n_steps", "batch_size", "gae_lambda", "max_grad_norm")}
+FIELDS |= {"n_epochs": "epochs", "clip_range": "clip", "ent_coef": "entropy", "vf_coef": "value_weight"}
+"""Fields of `TrainConfig` by the names that they have as arguments of `MaskablePPO`."""
+
+
 def settings_of(config: TrainConfig) -> dict[str, Any]:
     """Returns the arguments of `MaskablePPO` that a configuration has."""
-    return {
-        "learning_rate": config.learning_rate,
-        "n_steps": config.n_steps,
-        "batch_size": config.batch_size,
-        "n_epochs": config.epochs,
-        "gamma": 1.0,
-        "gae_lambda": config.gae_lambda,
-        "clip_range": config.clip,
-        "ent_coef": config.entropy,
-        "vf_coef": config.value_weight,
-        "max_grad_norm": config.max_grad_norm,
-        "normalize_advantage": False,
-    }
+    fixed = {"gamma": 1.0, "normalize_advantage": False}
+    return {name: getattr(config, field) for name, field in FIELDS.items()} | fixed
 
 
 class PlacementPPO(MaskablePPO):  # type: ignore[misc]
@@ -74,6 +74,9 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         advantage, share: as `PerGraphRolloutBuffer` takes them.
         group: the workers that train the policy together; gradients are added up, and clipped then.
         arguments: as `MaskablePPO` takes them. The defaults are those of `train_agent.py`.
+
+    Raises:
+        ConfigError: an unknown argument, one of another type or out of range, or an `env` without problems.
     """
 
     policy_aliases: ClassVar[dict[str, type[PlacementPolicy]]] = {"PlacementPolicy": PlacementPolicy}
@@ -89,7 +92,16 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
+        if not isinstance(env, str):
+            _problems_of(env)
+        checked(ConfigError, "policy", policy, str, type)
+        checked(ConfigError, "policy_kwargs", policy_kwargs, Mapping, NoneType)
+        checked(ConfigError, "seed", arguments.get("seed"), int, NoneType, least=0, most=2**32 - 1)
+        if unknown := arguments.keys() - signature(MaskablePPO).parameters.keys():
+            raise ConfigError(f"unknown argument '{min(unknown)}'; use those of MaskablePPO, or advantage")
         given = settings_of(DEFAULTS) | arguments
+        numbers = {field: given[name] for name, field in FIELDS.items() if not callable(given[name])}
+        replace(DEFAULTS, **numbers, advantage=advantage, share=share)  # checks them
         plain = {name: value for name, value in given.items() if isinstance(value, int | float | str)}
         self._plain = {**plain, "advantage": advantage, "share": share}
         self.group, self._norm = group, given["max_grad_norm"]
@@ -107,11 +119,23 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replaces the environment by one of the same spaces, maybe over other problems."""
+        _problems_of(env)
         super().set_env(env, force_reset)
         self._show_problems()
 
     def _show_problems(self) -> None:
-        self.policy.placer.set_problems(self.env.get_attr("problems")[0])
+        self.policy.placer.set_problems(_problems_of(self.env))
+
+    def _setup_learn(self, total_timesteps: int, *others: Any, **named: Any) -> Any:
+        checked(ConfigError, "total_timesteps", total_timesteps, float, least=0)
+        return super()._setup_learn(total_timesteps, *others, **named)
+
+    def set_parameters(self, load_path_or_dict: Any, *others: Any, **named: Any) -> None:
+        """Sets the weights that `get_parameters` returned; refuses a file, which SB3 would read otherwise."""
+        use = "what get_parameters returns; PlacementPPO.load(folder, env=env) reads a folder"
+        if not isinstance(load_path_or_dict, Mapping):
+            raise ConfigError(f"parameters are a {type(load_path_or_dict).__name__}; use {use}")
+        super().set_parameters(load_path_or_dict, *others, **named)
 
     def collect_rollouts(
         self,
@@ -225,7 +249,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """
         folder, placer = _folder(path), self.policy.placer
         folder.mkdir(parents=True, exist_ok=True)
-        seen = describe_seen(problem.graph for problem in self.env.get_attr("problems")[0])
+        seen = describe_seen(problem.graph for problem in _problems_of(self.env))
         card = PolicyCard(placer.network.shape, seen, placer.mdp_config.to_json())
         save_policy(folder, placer.network, card)
         saved = capture(self)
@@ -246,7 +270,10 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             ValueError: no environment; `load_policy` reads a policy without one.
         """
         if env is None:
-            raise ValueError("PlacementPPO.load needs env=; load_policy(path) reads the policy alone")
+            raise ConfigError("PlacementPPO.load needs env=; load_policy(path) reads the policy alone")
+        arguments |= arguments.pop("custom_objects", None) or {}
+        for of_sb3 in ("print_system_info", "force_reset"):
+            arguments.pop(of_sb3, None)
         folder = _folder(path)
         policy, saved = load_policy(folder), read_checkpoint(folder / TRAINING, FORMAT)
         policy_kwargs = {"make_policy": lambda: policy, **arguments.pop("policy_kwargs", {})}
@@ -257,7 +284,19 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         return model
 
 
+def _problems_of(env: Any) -> list[Problem]:
+    """Returns the problems of an environment; a `ConfigError` if it is no environment of placements."""
+    try:
+        problems: list[Problem] = (
+            env.get_attr("problems")[0] if isinstance(env, VecEnv) else env.unwrapped.problems
+        )
+    except AttributeError:
+        raise ConfigError("env has no problems to place; use a PlacementVecEnv or a PlacementEnv") from None
+    return problems
+
+
 def _folder(path: str | Path) -> Path:
+    path = checked(ConfigError, "path", path, str, PathLike)
     return Path(path).with_suffix("") if str(path).endswith(".zip") else Path(path)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.config import EvaluationConfig
 from agent.evaluation.inputs import make_spec as spec_of
 from agent.evaluation.worker import Worker
+from envs.cluster.files import write_cluster
 from envs.cluster.presets import get_cluster
 from envs.placements.files import read_placement
 from envs.problem import InfeasibleError, Problem
@@ -156,6 +158,27 @@ def test_where_nothing_fits_the_plan_says_so():
         ({"order": "zigzag"}, "unknown order 'zigzag'"),
         ({"budget": 0}, "at least 1"),
         ({"policy": "absent", "placer": "policy"}, "absent"),
+        ({"cluster": 4}, "cluster is 4; use a string or PathLike or Cluster"),
+        ({"cluster": ["cuda:0", "cuda:1"]}, "cluster is a list; use"),
+        ({"cluster": {"gpu": 1}}, "cluster is a dict; use"),
+        ({"placer": ["heft"]}, "placer is a list; use a string or None"),
+        ({"budget": "10k"}, "budget is '10k'; use a whole number or None"),
+        ({"budget": True}, "budget is True"),
+        ({"budget": 1e4}, "budget is 10000.0"),
+        ({"seconds": "3"}, "seconds is '3'; use a number or None"),
+        ({"seconds": float("nan")}, "seconds is nan"),
+        ({"seed": -1}, "seed is -1; use a whole number, at least 0"),
+        ({"seed": None}, "seed is None"),
+        ({"order": ["topo"]}, "order is a list; use a string"),
+        ({"policy": 5}, "policy is 5"),
+        ({"optimizer": torch.optim.SGD}, "optimizer is a type; use a string or None"),
+        ({"training": "no"}, "training is 'no'; use True or False"),
+        ({"granularity": ["op"]}, "granularity is a list"),
+        ({"precision": torch.bfloat16}, "precision is a dtype"),
+        ({"name": 3}, "name is 3"),
+        ({"pipeline": 3}, "pipeline is 3; use Pipeline or a string or None"),
+        ({"split_inputs": "x"}, "split_inputs is 'x'; use a list"),
+        ({"inputs": "4xv100"}, r"inputs are a module's, and a graph has none; call place\(graph, cluster="),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(changes, clause):
@@ -190,9 +213,40 @@ def test_a_module_is_placed_whole():
         assert len({int(plan.placement.device_of[op]) for op in ops}) == 1
 
 
-def test_a_module_without_inputs_is_refused():
-    with pytest.raises(ValueError, match="example inputs"):
-        place(nn.Linear(2, 2))
+INTEGERS = torch.zeros(4, 8, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "clause"),
+    [
+        (nn.Linear(8, 2), None, "example inputs"),
+        (Problem(GRAPH, make_cluster(2)), None, r"model is a Problem; call place\(problem.graph, cluster="),
+        (nn.Linear, INTEGERS, "no torch.nn.Module"),
+        (nn.Linear(8, 2), INTEGERS.numpy(), r"NumPy arrays; use tensors, as torch.as_tensor\(array\)"),
+        (nn.Linear(8, 2), {"input": [INTEGERS.numpy()]}, "NumPy arrays"),
+        (nn.Linear(8, 2), "4xv100", "inputs are a string"),
+        (nn.Linear(8, 2), INTEGERS, r"op 'addmm' multiplies torch.int64 by torch.float32.*inputs.float\(\)"),
+        (
+            nn.Sequential(nn.ReLU(), nn.Linear(8, 2)),
+            INTEGERS.double(),
+            "op '1/addmm' multiplies torch.float64",
+        ),
+        (nn.Conv1d(4, 2, 3), INTEGERS[None], r"different types; .*inputs.float\(\)"),
+        (nn.LayerNorm(8), INTEGERS, r"inputs.float\(\)"),
+        (nn.LSTM(8, 2), INTEGERS, r"inputs.float\(\)"),
+        (nn.Embedding(8, 2), INTEGERS.float(), r"indices as inputs.long\(\)"),
+    ],
+)
+def test_wrong_models_and_inputs_are_refused_in_one_line(module, inputs, clause):
+    with pytest.raises(ValueError, match=clause) as refused:
+        place(module, inputs, placer="single", training=isinstance(module, nn.Sequential))
+    assert "\n" not in str(refused.value)
+
+
+def test_numbers_of_numpy_and_paths_are_arguments_too(tmp_path):
+    write_cluster(tmp_path / "mine.json", make_cluster(2, name="mine"))
+    plan = place(GRAPH, cluster=tmp_path / "mine.json", placer="random", budget=np.int64(3), seed=np.int64(1))
+    assert (plan.cluster.name, plan.evaluations) == ("mine", 3)
 
 
 def test_agent_has_a_front_door_that_opens_lazily():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent.contexts.local import closing_lines
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_policy
@@ -110,6 +111,35 @@ def test_the_newest_policy_is_kept_that_is_not_surely_worse_than_the_best(
     assert result.best_score == pytest.approx(np.prod(level) ** 0.5)
     assert is_better([0.0, 0.1, 0.0, -0.2], [0.0] * 4)
     assert not is_better([0.0, 0.3, 0.0, 0.1], [0.0] * 4), "without validation graphs, the least counts"
+
+
+@pytest.mark.parametrize("stop_after", [2, 10**9])
+def test_the_start_is_kept_where_no_later_policy_is_better(
+    stop_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where chance might be why later ones are worse, and where the training is resumed."""
+    first = MemoryContext(tmp_path / "first")
+    train(replace(SMALL, timesteps=256, dagger_rounds=0, demonstrations=0), first)
+    later = chain([(0.5, 0.5)], repeat((0.9, 0.3)))
+    found = chain.from_iterable(([a], [b], [1.0]) for a, b in later)
+    monkeypatch.setattr(selection, "MOST", 1)
+    monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
+    config = replace(SMALL, timesteps=1024, dagger_rounds=0, demonstrations=0, init=str(first.folder))
+    context = MemoryContext(tmp_path / "second", stop_after=stop_after)
+    if not (result := train(config, context)).finished:
+        context.stop_after = 10**9
+        result = train(config, context)
+    assert (result.best_score, result.best_timesteps) == (pytest.approx(0.5), 0)
+    start, kept = (load_policy(each.folder).network.state_dict() for each in (first, context))
+    assert all(torch.equal(start[name], kept[name]) for name in start)
+    assert "no policy of this training places these graphs better than its start" in closing_lines(
+        result, tmp_path
+    )
+
+
+def test_a_training_that_is_stopped_before_an_update_keeps_nothing(tmp_path: Path) -> None:
+    assert not train(SMALL, MemoryContext(tmp_path, stop_after=0)).finished
+    assert not (tmp_path / "policy.json").exists()
 
 
 @pytest.fixture

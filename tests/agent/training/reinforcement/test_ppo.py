@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
 from agent.policy.shape import current_shape
 from agent.training.checkpoints import CheckpointError
+from agent.training.config import ConfigError
 from agent.training.reinforcement.actor_critic import PlacementPolicy
 from agent.training.reinforcement.callbacks import CompareWithSearch
 from agent.training.reinforcement.ppo import TRAINING, PlacementPPO
@@ -28,6 +30,7 @@ from envs.placement.env import PlacementEnv
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
+from graphs.system.errors import InputError
 from tests.agent.placement_cases import random_problem
 from tests.agent.training.trainer_cases import chains
 
@@ -135,6 +138,73 @@ class Watcher(BaseCallback):
         pairs = zip(self.locals["dones"], self.locals["infos"], strict=True)
         self.ended += [info["result"] for done, info in pairs if done]
         return len(self.steps) < self._stop_after
+
+
+def test_a_policy_is_saved_with_its_algorithm_alone(tmp_path: Path) -> None:
+    ppo = make(PlacementVecEnv(problems(), N_PLACES))
+    with pytest.raises(
+        InputError, match=r"saved by model.save\(folder\), and load_policy\(folder\) reads it"
+    ):
+        ppo.policy.save(tmp_path / "policy.pt")
+    torch.save({}, tmp_path / "theirs.pt")
+    with pytest.raises(InputError, match=r"theirs.pt: read a policy by load_policy\(folder\)"):
+        PlacementPolicy.load(tmp_path / "theirs.pt")
+    assert [file.name for file in tmp_path.iterdir()] == ["theirs.pt"]
+
+
+@pytest.mark.parametrize("how", ["parameters", "state_dict", "vector", "folder"])
+def test_each_way_of_sb3_to_hand_weights_on_gives_the_same_scores(how: str, tmp_path: Path) -> None:
+    env = PlacementVecEnv(problems(), N_PLACES)
+    one, other = make(env), make(env, seed=1)
+    seen = {name: torch.as_tensor(rows) for name, rows in env.reset().items()}
+    before = other.policy._scores(seen)[0]
+    if how == "parameters":
+        other.set_parameters(one.get_parameters())
+    elif how == "state_dict":
+        other.policy.load_state_dict(one.policy.state_dict())
+    elif how == "vector":
+        other.policy.load_from_vector(one.policy.parameters_to_vector())
+    else:
+        one.save(tmp_path / "model")
+        sb3s = {"custom_objects": {"learning_rate": 1e-4}, "print_system_info": False}
+        other = PlacementPPO.load(tmp_path / "model", env, **sb3s)
+        assert other.learning_rate == 1e-4
+    scores, right = other.policy._scores(seen)[0], one.policy._scores(seen)[0]
+    assert torch.equal(scores, right)
+    assert not torch.allclose(before, right)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": []}, "env has no problems to place; use a PlacementVecEnv"),
+        ({"env": gymnasium.make("CartPole-v1")}, "env has no problems to place"),
+        ({"n_steps": 0}, "n_steps is 0; use at least 2"),
+        ({"n_epochs": 0}, "epochs is 0; use at least 1"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'; use a number"),
+        ({"advantage": "mine"}, "advantage is 'mine'; use op or graph or batch"),
+        ({"share": 2.0}, "share is 2.0; use at most 1"),
+        ({"n_envs": 4}, "unknown argument 'n_envs'; use those of MaskablePPO"),
+        ({"seed": -1}, "seed is -1; use a whole number"),
+        ({"policy": 3}, "policy is 3; use a string"),
+    ],
+)
+def test_wrong_arguments_of_the_algorithm_are_one_line(arguments: dict[str, Any], message: str) -> None:
+    env = PlacementVecEnv(problems(1), 2)
+    with pytest.raises(ConfigError, match=message):
+        PlacementPPO(**{"policy": "PlacementPolicy", "env": env, "device": "cpu", **arguments})
+
+
+def test_wrong_arguments_of_its_methods_are_one_line(tmp_path: Path) -> None:
+    ppo = make(PlacementVecEnv(problems(1), N_PLACES))
+    with pytest.raises(ConfigError, match="total_timesteps is '10k'; use a number"):
+        ppo.learn("10k")
+    with pytest.raises(ConfigError, match=r"parameters are a PosixPath; use .* PlacementPPO.load\(folder"):
+        ppo.set_parameters(tmp_path)
+    with pytest.raises(ConfigError, match="env has no problems to place"):
+        ppo.set_env(problems())
+    with pytest.raises(ConfigError, match="path is 3; use a string"):
+        ppo.save(3)
 
 
 def test_callbacks_see_each_step_and_can_stop() -> None:

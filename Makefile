@@ -28,9 +28,12 @@ setup: $(INSTALLED) ## make .venv, or find it current
 
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Placewalk needs Python 3.11 or newer, not " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	@echo "1 of 3: .venv, a few seconds"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@echo "2 of 3: torch and what else Placewalk needs, 2 to 10 minutes"
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@rm -f .venv/installed-*
+	@echo "3 of 3: compile the kernels, 1 to 3 minutes"
 	$(BIN)/python train_agent.py --compile
 	@touch $@
 

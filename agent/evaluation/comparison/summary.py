@@ -24,6 +24,7 @@ SINGLE_NOTE = (
     "the fastest single device that has the memory; * where none has it for some graph: there the fastest, "
     "as if it had"
 )
+FEASIBLE_NOTE = "* of the feasible placements alone, where others lack memory"
 SIMULATED = (
     "Step times are what the described cluster's runner would take; simulated, not measured. On uncalibrated "
     "clusters the times of ops come from datasheets."
@@ -214,7 +215,7 @@ def title(case: Case, uncalibrated: Collection[str] = ()) -> str:
 def figures(line: Line) -> tuple[str, ...]:
     """Formats step time, the ratios to others and their spread, what is feasible, and what it cost."""
     return (
-        milliseconds(line.step_time_s),
+        milliseconds(line.step_time_s) + "*" * (0 < line.feasible_share < 1),
         to_single(line),
         number(line.seed_spread),
         number(line.ratio_to_best),

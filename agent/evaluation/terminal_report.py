@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from agent.evaluation.comparison.summary import (
     DATA_PARALLEL_NOTE,
-    FEASIBLE_NOTE,
     SIMULATED,
     SINGLE_NOTE,
     Line,
@@ -31,7 +30,8 @@ EXPENDABLE = ("graphs", "evals", "cpu_s", "/bound", "±", "/best", "feasible", "
 PROSE = 80
 """Characters of a line of words where the output is no terminal."""
 LEGEND = {
-    "ms": f"milliseconds a step; like ratios, a geometric mean over graphs and seeds; {FEASIBLE_NOTE}",
+    "ms": "milliseconds a step; like ratios, geometric means over graphs and seeds of feasible placements; "
+    "* where others lack memory",
     "/single": f"over that of a single device: {SINGLE_NOTE}",
     "±": "standard deviation of /single over seeds",
     "/best": "over the best placement found here",
@@ -64,8 +64,7 @@ def table_lines(
     """The summary as text: a table per family and cluster, the shortest step first, and a legend.
 
     Args:
-        width: characters a line may have; None = any number in tables, 80 elsewhere. Names and numbers are
-            never cut.
+        width: characters a line may have; None = 80, of tables any number. Names and numbers are never cut.
         uncalibrated: names of clusters whose op times come from datasheets.
     """
     text: list[str] = []
@@ -80,22 +79,15 @@ def table_lines(
     explained = ([f"{name}: {LEGEND[name]}" for name in names if name in shown] for names in TOGETHER)
     legend = [SIMULATED, *("; ".join(parts) for parts in explained if parts)]
     legend += [DATA_PARALLEL_NOTE] if any(line.placer == DATA_PARALLEL for line in lines) else []
-    text += [part for line in legend for part in _wrapped(line, prose)]
     if left_out:
-        text += _wrapped(
-            f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.", prose
-        )
-    if n_failed:
-        text += _wrapped(failed_line(n_failed), prose)
-    return text
+        legend.append(f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.")
+    legend += [failed_line(n_failed)] if n_failed else []
+    return text + [part for line in legend for part in _wrapped(line, prose)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return [
-        part
-        for line in text.splitlines()
-        for part in textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-    ]
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False).wrap
+    return [part for line in text.splitlines() for part in wrap(line)]
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ SINGLE_NOTE = (
     "the fastest single device that has the memory; * where none has it for some graph: there the fastest, "
     "as if it had"
 )
-FEASIBLE_NOTE = "* of the feasible placements alone, where others lack memory"
 SIMULATED = (
     "Step times are what the described cluster's runner would take; simulated, not measured. On uncalibrated "
     "clusters the times of ops come from datasheets."

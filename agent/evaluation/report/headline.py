@@ -44,11 +44,8 @@ def headline(trials: Sequence[Trial], answers: Answers | None = None) -> Markup:
 def advice_of(trials: Sequence[Trial], answers: Answers | None = None) -> str:
     """Says what to use: one device, the best placement or data parallelism; and what that gives.
 
-    Step times are geometric means over the graphs that the best placer solved.
-
     Args:
-        answers: placements of the trials; None leaves out what data parallelism would do unless it is among
-            the trials, and what it changes.
+        answers: placements of the trials; None leaves out data parallelism that is not among the trials.
     """
     runs = by_run(_with_data_parallel(trials, answers))
     ranked, uncalibrated = _ranked(runs), answers.spec.uncalibrated if answers else ()

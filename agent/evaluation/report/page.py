@@ -7,13 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.evaluation.answers import Answers
-from agent.evaluation.comparison.summary import (
-    DATA_PARALLEL_NOTE,
-    FEASIBLE_NOTE,
-    SIMULATED,
-    SINGLE_NOTE,
-    summarise,
-)
+from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
 from agent.evaluation.report.details import detail_section, pairs
 from agent.evaluation.report.figures import curve_charts
@@ -63,8 +57,7 @@ def write_report(
         details=detail_section(answers, pairs(trials)) if answers else "",
         graphs=graph_table(trials),
         host=answers.host_line(trials) if answers else "",
-        notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE}
-        | {"feasible": FEASIBLE_NOTE},
+        notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE},
         light=OKABE_ITO,
     )
     write_bytes_atomic(path, page.encode())

@@ -30,6 +30,10 @@ WORTH_IT = 0.02
 """Share of a step that anything less simple must save."""
 
 
+Timed = tuple[str, float | None]
+"""Words for what runs a step, and the seconds of the step; None where it lacks memory."""
+
+
 def what_to_use(steps_s: Mapping[str, float | None]) -> str:
     """Returns the name of what to use: the simplest that has the memory, or what is 2 % faster.
 
@@ -217,27 +221,20 @@ def advice_line(found: Explanation) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def advice_text(
-    advice: str,
-    placement: tuple[str, float | None],
-    single: tuple[str, float | None],
-    batch_s: float,
-    cause: str = "",
-) -> str:
+def advice_text(advice: str, placement: Timed, single: Timed, batch_s: float, cause: str = "") -> str:
     """Says what to use and what that gives, on the terminal and in reports.
 
     Args:
         advice: `one device`, `placement`, `data parallel` or `memory`.
-        placement, single: words for it, seconds of its step; None where it lacks memory.
         batch_s: seconds of data parallelism per batch.
         cause: clause on what bounds the placement.
     """
     (placed, step_s), (device, single_s) = placement, single
     if advice == "memory":
         return f"nothing here has the memory: not {placed}, and no device for the whole model"
-    if advice == "data parallel" and step_s is None:
-        return f"use data parallelism, {in_ms(batch_s)} a batch: {placed} lacks memory"
     if advice == "data parallel":
+        if step_s is None:
+            return f"use data parallelism, {in_ms(batch_s)} a batch: {placed} lacks memory"
         return f"use data parallelism: {times_as_fast(step_s, batch_s)} as fast per batch as {placed}"
     if single_s is None:
         return f"use {placed}: no single device has the memory"
@@ -254,28 +251,22 @@ def data_parallel_changes(graphs: Sequence[OpGraph], n_replicas: Sequence[int]) 
     Args:
         n_replicas: number of replicas of each graph.
     """
-    few, most = min(n_replicas), max(n_replicas)
-    several = f"{most}" if few == most else f"{few} to {most}"
+    several = " to ".join(map(str, sorted({min(n_replicas), max(n_replicas)})))
     if not any("backward" in graph.phases for graph in graphs):
         return f"it runs {several} such batches at once, none sooner than one device does"
-    across = "batch norm and losses" if any(map(_has_batch_norm, graphs)) else "losses"
-    whole = next(filter(None, map(_not_split, graphs, n_replicas)), "")
-    return f"its step averages {several} such batches{whole}; {across} across samples see one alone"
+    norms = {op for graph in graphs for op in graph.op_types if "batch_norm" in op and "backward" not in op}
+    across = "batch norm and losses" if any("no_training" not in op for op in norms) else "losses"
+    uncut = next(filter(None, map(_why_uncut, graphs, n_replicas)), "")
+    return f"its step averages {several} such batches{uncut}; {across} across samples see one alone"
 
 
-def _has_batch_norm(graph: OpGraph) -> bool:
-    frozen = "no_training", "backward"
-    return any("batch_norm" in op and not any(word in op for word in frozen) for op in set(graph.op_types))
-
-
-def _not_split(graph: OpGraph, count: int) -> str:
+def _why_uncut(graph: OpGraph, count: int) -> str:
     """Says why a batch cannot be cut into equal ones; empty if it can, or if no shapes are there."""
-    shapes = [shape for shape, op in zip(graph.shapes, graph.op_types, strict=True) if op == "input"]
-    sizes = {shape[0] for shape in shapes if shape}
-    sizes = sizes - {1} or sizes
-    if len(sizes) > 1:
+    inputs = [shape for shape, op in zip(graph.shapes, graph.op_types, strict=True) if op == "input"]
+    sizes = {shape[0] for shape in inputs if shape}
+    if len(sizes - {1}) > 1:
         return " (inputs of this one share no dimension to cut)"
-    uneven = any(size % count for size in sizes)
+    uneven = any(size % count for size in sizes - {1} or sizes)
     return f" (this one of {max(sizes)} is not cut evenly)" if uneven else ""
 
 

@@ -52,7 +52,7 @@ def test_the_full_table_shows_milliseconds_beside_ratios():
     assert not any("Left out" in line for line in FULL)
     legend = FULL[FULL.index("") + 1 :]
     assert "simulated, not measured" in " ".join(legend)
-    assert "* of the feasible placements alone" in " ".join(legend)
+    assert "* where others lack memory" in " ".join(legend)
     assert max(map(len, legend)) <= 80
     assert EXPENDABLE[-1] == "s", "what a trial took stays longest"
 

@@ -11,8 +11,7 @@ What to change first:
 - `advantages` compares an episode with the others at the same op of the same graph.
 - `op_features`; the flags (`--help`); the arguments of `PlacementVecEnv`, such as `mdp="improve"`.
 
-It prints the ratio of the unseen graphs every ten updates, and saves the learning curve as
-`runs/examples/ppo_placement/ppo_placement.svg`, and for TensorBoard beside it.
+It prints the ratio of unseen graphs every ten updates; `runs/examples/ppo_placement` gets the learning curve.
 """
 
 from __future__ import annotations

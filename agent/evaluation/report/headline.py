@@ -66,6 +66,7 @@ def advice_of(trials: Sequence[Trial], answers: Answers | None = None) -> str:
     best = f"the {kind} of {name_of(*ranked[0])} ({milliseconds(step_s)} ms{over})" if ranked else ""
     placement = best or f"the best {kind}", step_s
     text = advice_text(use, placement, ("one device", single_s), batch_s or 0.0)
+    text += " for all of them" * (n_graphs > 1 and text.endswith("has the memory"))
     changes = answers.data_parallel_changes(trials) if answers and use == "data parallel" else ""
     return f"{text}; {changes}" if changes else text
 

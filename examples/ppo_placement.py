@@ -3,17 +3,15 @@
 It uses numpy, torch and Placewalk's environment, and nothing of Placewalk's agents. An episode visits the ops
 of a graph and chooses a device for each. An observation names the graph and the op, and has a row of features
 for each device (`envs/placement/observation/features.py`). The return is minus the step time in steps of one
-device. The policy learns from 26 graphs; the six others of the family judge it.
-In 35 processor seconds, seeds 0 and 1 reach 0.671 and 0.643 of one device's step, where list scheduling
-reaches 0.704 and HEFT 0.684; in five processor minutes (`--timesteps 4000000`), seed 0 reaches 0.629.
+device. The policy learns from 26 graphs; the six others of the family judge it. In 30 seconds of one core,
+seeds 0 and 1 reach 0.647 and 0.634 of one device's step; list scheduling 0.704, HEFT 0.684.
 
 What to change first:
 - `Policy` sees an op alone; a graph encoder over `problem.graph.edges` in place of `of_op` sees more.
 - `advantages` compares an episode with the others at the same op of the same graph.
 - `op_features`; the flags (`--help`); the arguments of `PlacementVecEnv`, such as `mdp="improve"`.
 
-It prints the ratio of the unseen graphs every ten updates, and saves the learning curve as
-`runs/examples/ppo_placement/ppo_placement.svg`, and for TensorBoard beside it.
+It prints the ratio of unseen graphs every ten updates; `runs/examples/ppo_placement` gets the learning curve.
 """
 
 from __future__ import annotations
@@ -173,6 +171,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Seen, flag
 def main() -> None:
     """Trains, places the unseen graphs and draws the learning curve."""
     flags, began_s = parse_flags(), time.process_time()
+    torch.set_num_threads(1)  # as fast for these sizes, and does not wait for a busy core
     writer, _ = SummaryWriter(str(flags.out)), torch.manual_seed(flags.seed)
     problems = [Problem(graph, envs.get_cluster(flags.cluster)) for graph in load_family(flags.family)]
     rounds, orders = Rounds(repeats=16, only=range(N_UNSEEN, len(problems))), (flags.order,)
@@ -184,9 +183,10 @@ def main() -> None:
     for number in range(n_updates + 1):
         if number % 10 == 0 or number == n_updates:
             ratio = place_unseen(problems, lambda seen: policy(seen)[0].sample(), orders)
-            curve.append((number * flags.n_steps * flags.n_envs, ratio))
-            print(f"{curve[-1][0]:>10,} decisions, {time.process_time() - began_s:4.0f} s: {ratio:.3f}")
-            writer.add_scalar("eval/ratio_to_single", ratio, curve[-1][0])
+            spent_s, decisions = time.process_time() - began_s, number * flags.n_steps * flags.n_envs
+            curve.append((decisions, ratio))
+            print(f"{decisions:>10,} decisions, {spent_s:4.0f} s: {ratio:.3f}", flush=True)
+            writer.add_scalar("eval/ratio_to_single", ratio, decisions)
         if number < n_updates:
             optimizer.param_groups[0]["lr"] = flags.learning_rate * (1 - number / n_updates)
             rollout, seen = collect(env, policy, seen, flags)

@@ -72,7 +72,13 @@ def run(clone: Path, *arguments: str) -> str:
 
 
 def test_the_front_page_is_read_in_two_minutes() -> None:
-    assert len(FRONT.split()) <= 500
+    assert len(FRONT.split()) <= 600
+
+
+def test_setup_is_not_silent() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.findall(r'@echo "(\d) of 3: .*(?:seconds|minutes)"', text) == ["1", "2", "3"]
+    assert "--quiet" not in text
 
 
 def test_links_lead_somewhere() -> None:
@@ -81,7 +87,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_snippets_run_as_pasted(clone: Path) -> None:
-    for name, block in zip(("quickstart", "my_models", "learn"), blocks(FRONT, "python"), strict=True):
+    for name, block in zip(("quickstart", "learn"), blocks(FRONT, "python"), strict=True):
         (clone / f"{name}.py").write_text(block.replace("1_500_000", "5_000"))
     commands = [line.split("  #")[0] for block in blocks(FRONT, "") for line in block.splitlines()]
     assert len(commands) > 5
@@ -99,7 +105,7 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
             if "--minutes" in words:
                 words[words.index("--minutes") + 1] = MINUTES
             run(clone, *words[1:])
-    assert "ms" in run(clone, "quickstart.py")
+    assert "use this placement: no single device has the memory" in run(clone, "quickstart.py")
     run(clone, "learn.py")
     assert (clone / "step.svg").exists()
     assert (clone / "runs" / "learned" / "policy.json").exists()

@@ -15,7 +15,7 @@ from agent.contexts.engine import RAY, check_ray_is_installed
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
-from agent.evaluation.report.headline import learned_line
+from agent.evaluation.report.headline import advice_of, learned_line
 from agent.evaluation.run import EvaluationResult, check_content, evaluate, open_folder
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import print_lines, print_tables
@@ -24,6 +24,7 @@ from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
 from agent.placing.trial_runner import compile_jobs
 from envs.pipeline.pipeline import AUTO
+from graphs.capture.user_model import MODEL
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.compiling import compile_ahead
 from graphs.system.errors import printable
@@ -150,7 +151,9 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> Ev
             write_partial=lambda found: _write_report(out, found, command),
         )
     print_tables(summarise(found.trials), len(found.failures), spec.uncalibrated)
-    lines = found.answers.host_line(found.trials), learned_line(found.trials)
+    explained = any(graph.family == MODEL for graph in spec.graphs)  # with the placements
+    advice = "" if explained else printable(advice_of(found.trials, found.answers))
+    lines = advice, found.answers.host_line(found.trials), learned_line(found.trials)
     if any(lines):
         print_lines(list(filter(None, lines)))
     if len(spec.graphs) >= MANY_GRAPHS:

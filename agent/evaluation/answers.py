@@ -14,12 +14,14 @@ from typing import NamedTuple
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
-from envs.objective import EAGER_ISSUE_S, Objective, PipelineObjective
+from agent.placing.handover.explain import data_parallel_changes
+from envs.objective import EAGER_ISSUE_S, DataParallelPipeline, Objective, PipelineObjective
 from envs.pipeline.simulate import PipelineTime
 from envs.pipeline.stages import Stages, stages_of
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
+from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.simulate import StepTime
 from graphs.system.array_types import IntArray
 
@@ -86,7 +88,7 @@ class Answers:
         self._graphs = {graph.name: graph for graph in spec.graphs}
         self._clusters = {cluster.name: cluster for cluster in spec.clusters}
         self._placed: dict[Path, PlacedStep] = {}
-        self._data_parallel: dict[Where, tuple[float, bool]] = {}
+        self._data_parallel: dict[Where, DataParallelStep | DataParallelPipeline] = {}
 
     def add(self, trial: Trial, placed: PlacedStep) -> None:
         """Writes the placement of a trial that is the best of its seeds so far."""
@@ -118,13 +120,19 @@ class Answers:
         """
         return self._answer(trial, self._objective((trial.graph, trial.cluster)))
 
-    def data_parallel(self, graph: str, cluster: str) -> tuple[float, bool]:
-        """Returns the seconds of data parallelism, per batch or pipelined step, and whether it fits."""
-        where = graph, cluster
+    def data_parallel(self, where: Where) -> DataParallelStep | DataParallelPipeline:
+        """Returns the step of data parallelism on a graph and cluster."""
         if where not in self._data_parallel:
-            step = self._objective(where).data_parallel()
-            self._data_parallel[where] = step.seconds_per_batch, step.fits
+            self._data_parallel[where] = self._objective(where).data_parallel()
         return self._data_parallel[where]
+
+    def data_parallel_changes(self, trials: Sequence[Trial]) -> str:
+        """Says what data parallelism changes in the training; empty for pipelines, which cut batches too."""
+        wheres = dict.fromkeys((trial.graph, trial.cluster) for trial in trials)
+        if self.spec.pipeline is not None or not wheres:
+            return ""
+        n_replicas = [self.data_parallel(where).n_replicas for where in wheres]
+        return data_parallel_changes([self._graphs[graph] for graph, _ in wheres], n_replicas)
 
     def host_line(self, trials: Sequence[Trial]) -> str:
         """Names how many graphs have steps shorter than a host needs to issue them; empty if none has."""

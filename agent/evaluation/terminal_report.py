@@ -25,10 +25,13 @@ HEADINGS = (
     *("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "/refine"),
     *("feasible", "evals", "cpu_s", "s"),
 )
-EXPENDABLE = ("graphs", "evals", "s", "/bound", "±", "/best", "cpu_s", "feasible", "/refine")
+EXPENDABLE = ("graphs", "evals", "cpu_s", "/bound", "±", "/best", "feasible", "/refine", "s")
 """Columns that a narrow terminal leaves out, the first one first."""
+PROSE = 80
+"""Characters of a line of words where the output is no terminal."""
 LEGEND = {
-    "ms": "milliseconds a step; like ratios, geometric means over graphs and seeds of feasible placements",
+    "ms": "milliseconds a step; like ratios, geometric means over graphs and seeds of feasible placements; "
+    "* where others lack memory",
     "/single": f"over that of a single device: {SINGLE_NOTE}",
     "±": "standard deviation of /single over seeds",
     "/best": "over the best placement found here",
@@ -36,7 +39,7 @@ LEGEND = {
     "/refine": "over what refine had found in the same processor time, - where it did not run so long",
     "evals": "simulated placements a trial",
     "cpu_s": "processor seconds a trial",
-    "s": "seconds a trial",
+    "s": "seconds that a trial took",
 }
 """Explanations of the columns that are shown."""
 TOGETHER = ("ms",), ("/single", "±"), ("/best", "/bound", "/refine"), ("evals", "cpu_s", "s")
@@ -44,8 +47,8 @@ TOGETHER = ("ms",), ("/single", "±"), ("/best", "/bound", "/refine"), ("evals",
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print lines, wrapped where the output is a terminal."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Print lines, wrapped at the width of the terminal, or at 80 characters."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PROSE
     print("\n".join(part for line in lines for part in _wrapped(line, width)))
 
 
@@ -61,39 +64,30 @@ def table_lines(
     """The summary as text: a table per family and cluster, the shortest step first, and a legend.
 
     Args:
-        width: characters a line may have; None = any number. Names and numbers are never cut.
+        width: characters a line may have; None = 80, of tables any number. Names and numbers are never cut.
         uncalibrated: names of clusters whose op times come from datasheets.
     """
     text: list[str] = []
+    prose = width or PROSE
     left_out: dict[str, None] = {}
     shown = set[str]()
     for case, part in by_case(lines):
         table = text_table(HEADINGS, [_cells(line) for line in part], width=width, expendable=EXPENDABLE)
-        text += [*_wrapped(title(case, uncalibrated), width), *table.lines, ""]
+        text += [*_wrapped(title(case, uncalibrated), prose), *table.lines, ""]
         left_out |= dict.fromkeys(table.left_out)
         shown.update(table.shown)
     explained = ([f"{name}: {LEGEND[name]}" for name in names if name in shown] for names in TOGETHER)
     legend = [SIMULATED, *("; ".join(parts) for parts in explained if parts)]
     legend += [DATA_PARALLEL_NOTE] if any(line.placer == DATA_PARALLEL for line in lines) else []
-    text += [part for line in legend for part in _wrapped(line, width)]
     if left_out:
-        text += _wrapped(
-            f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.", width
-        )
-    if n_failed:
-        text += _wrapped(failed_line(n_failed), width)
-    return text
+        legend.append(f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.")
+    legend += [failed_line(n_failed)] if n_failed else []
+    return text + [part for line in legend for part in _wrapped(line, prose)]
 
 
-def _wrapped(text: str, width: int | None) -> list[str]:
-    lines = text.splitlines()
-    if width is None:
-        return lines
-    return [
-        part
-        for line in lines
-        for part in textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-    ]
+def _wrapped(text: str, width: int) -> list[str]:
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False).wrap
+    return [part for line in text.splitlines() for part in wrap(line)]
 
 
 def _cells(line: Line) -> tuple[str, ...]:

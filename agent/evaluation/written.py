@@ -29,8 +29,7 @@ def write_handovers(answers: Answers, trials: Sequence[Trial], *, trace: bool) -
         found = {answer: told for answer in group if (told := _hand_over(answer, trace=trace))}
         if found:
             best = min(found, key=lambda answer: answer.trial.rank)
-            first, *others = found[best]
-            lines += ["", f"{best.trial.graph} on {best.trial.cluster}, by {best.name}: {first}", *others]
+            lines += ["", f"{best.trial.graph} on {best.trial.cluster}, by {best.name}:", *found[best]]
     return lines
 
 

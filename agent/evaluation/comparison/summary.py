@@ -214,7 +214,7 @@ def title(case: Case, uncalibrated: Collection[str] = ()) -> str:
 def figures(line: Line) -> tuple[str, ...]:
     """Formats step time, the ratios to others and their spread, what is feasible, and what it cost."""
     return (
-        milliseconds(line.step_time_s),
+        milliseconds(line.step_time_s) + "*" * (0 < line.feasible_share < 1),
         to_single(line),
         number(line.seed_spread),
         number(line.ratio_to_best),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
+from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import (
     Run,
@@ -16,61 +18,69 @@ from agent.evaluation.comparison.ratios import (
     geometric_mean,
     log_time,
     ratio_to_bound,
-    ratio_to_single,
 )
 from agent.evaluation.comparison.summary import milliseconds
 from agent.evaluation.report.tables import render
 from agent.evaluation.results import Trial, name_of
 from agent.placers.base import PLACERS
-from agent.placing.handover.explain import what_to_use
+from agent.placing.handover.explain import advice_text, what_to_use
 from agent.placing.request import DATA_PARALLEL
 
 LEAST = 0.0005
 """Differences below this share are none."""
-ONE_DEVICE, PARALLEL = "one device", "data parallelism"
 ByRun = Mapping[Run, Mapping[Where, Sequence[Trial]]]
 """Trials by placer and order, then by graph and cluster."""
 
 
-def headline(trials: Sequence[Trial], uncalibrated: Collection[str] = ()) -> Markup:
-    """Says in words what to use and how the best placer compares with the others, as HTML.
+def headline(trials: Sequence[Trial], answers: Answers | None = None) -> Markup:
+    """Says in words what to use and how the best placer compares with the others, as HTML."""
+    use, _, gain = advice_of(trials, answers).partition(":")
+    runs = by_run(_with_data_parallel(trials, answers))
+    ranked = _ranked(runs)
+    others = _against_others(runs, ranked, parallel_is_used="data parallelism" in use) if ranked else ()
+    return render("headline.html", use=use[:1].upper() + use[1:], gain=gain, sentences=list(others))
+
+
+def advice_of(trials: Sequence[Trial], answers: Answers | None = None) -> str:
+    """Says what to use: one device, the best placement or data parallelism; and what that gives.
 
     Args:
-        uncalibrated: names of clusters whose op times come from datasheets.
+        answers: placements of the trials; None leaves out data parallelism that is not among the trials.
     """
-    runs = by_run(trials)
-    ranked = _ranked(runs)
-    if not ranked:
-        return render("headline.html", best="", sentences=[])
-    advice = _advice(runs, ranked[0], uncalibrated)
-    others = _against_others(runs, ranked, parallel_is_used=advice["use"] == PARALLEL)
-    return render("headline.html", **advice, sentences=list(others))
-
-
-def _advice(runs: ByRun, best: Run, uncalibrated: Collection[str]) -> dict[str, object]:
-    """Says what to use: one device, the best placement or data parallelism.
-
-    `factor` is how many times as fast as one device the placement is, None where no device has the memory;
-    what share of one device's step it saves; or how many times as fast as it data parallelism is.
-    """
-    own = runs[best]
-    solved = _solved(own)
+    runs = by_run(_with_data_parallel(trials, answers))
+    ranked, uncalibrated = _ranked(runs), answers.spec.uncalibrated if answers else ()
+    solved = _solved(runs[ranked[0]]) if ranked else list(trials)
+    if not solved:
+        return "no placement is feasible so far"
+    step_s = geometric_mean(trial.step_time_s for trial in solved) if ranked else None
+    fits = all(trial.single_fits for trial in solved)
+    single_s = geometric_mean(trial.single_s for trial in solved) if fits else None
+    parallel = runs.get((DATA_PARALLEL, ""), {})
+    logs = [log_time(parallel.get((trial.graph, trial.cluster), ())) for trial in solved]
+    batch_s = None if None in logs else math.exp(math.fsum(filter(None, logs)) / len(logs))
+    use = what_to_use({"one device": single_s, "placement": step_s, "data parallel": batch_s}) or "memory"
+    kind = "pipeline" if answers and answers.spec.pipeline else "placement"
     n_graphs = len({trial.graph for trial in solved})
     over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {solved[0].graph}"
     over += ", uncalibrated" * any(trial.cluster in uncalibrated for trial in solved)
-    step_s = geometric_mean(trial.step_time_s for trial in solved)
-    to_single = ratio_to_single(solved) if all(trial.single_fits for trial in solved) else None
-    to_parallel = compared(own, runs.get((DATA_PARALLEL, ""), {}))
-    # Steps in units of that of the best placement.
-    single = 1 / to_single.mean if to_single else None
-    parallel = 1 / to_parallel.mean if to_parallel else None
-    use = what_to_use({ONE_DEVICE: single, "placement": 1.0, PARALLEL: parallel})
-    factor = single
-    if use == PARALLEL and parallel:
-        factor = 1 / parallel
-    elif use == ONE_DEVICE and single:
-        factor = max(1 - 1 / single, 0.0)
-    return {"use": use, "factor": factor, "best": name_of(*best), "found": f"{milliseconds(step_s)} ms{over}"}
+    best = f"the {kind} of {name_of(*ranked[0])} ({milliseconds(step_s)} ms{over})" if ranked else ""
+    placement = best or f"the best {kind}", step_s
+    text = advice_text(use, placement, ("one device", single_s), batch_s or 0.0)
+    text += " for all of them" * (n_graphs > 1 and text.endswith("has the memory"))
+    changes = answers.data_parallel_changes(trials) if answers and use == "data parallel" else ""
+    return f"{text}; {changes}" if changes else text
+
+
+def _with_data_parallel(trials: Sequence[Trial], answers: Answers | None) -> list[Trial]:
+    """Returns the trials, and of data parallelism one per graph and cluster if the evaluation has none."""
+    if answers is None or DATA_PARALLEL in answers.spec.placers:
+        return list(trials)
+    added = []
+    for where, like in {(trial.graph, trial.cluster): trial for trial in trials}.items():
+        step = answers.data_parallel(where)
+        same = replace(like, placer=DATA_PARALLEL, order="", seed=0, improvements=())
+        added.append(replace(same, step_time_s=step.seconds_per_batch, feasible=step.fits))
+    return [*trials, *added]
 
 
 def learned_line(trials: Sequence[Trial]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from agent.evaluation.report.figures import curve_charts
 from agent.evaluation.report.headline import headline
 from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
-from agent.placing.request import DATA_PARALLEL
 from agent.training.run_folder import git_commit
 from envs.figures import OKABE_ITO
 from graphs.dataset import project_version
@@ -44,7 +42,7 @@ def write_report(
     n_ended, uncalibrated = len(trials) + n_failed, answers.spec.uncalibrated if answers else ()
     page = render(
         "report.html",
-        headline=headline(with_data_parallel(trials, answers), uncalibrated),
+        headline=headline(trials, answers),
         command=command,
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=project_version(),
@@ -63,15 +61,3 @@ def write_report(
         light=OKABE_ITO,
     )
     write_bytes_atomic(path, page.encode())
-
-
-def with_data_parallel(trials: Sequence[Trial], answers: Answers | None) -> list[Trial]:
-    """Returns the trials, and of data parallelism one per graph and cluster if the evaluation has none."""
-    if answers is None or DATA_PARALLEL in answers.spec.placers:
-        return list(trials)
-    added = []
-    for (graph, cluster), like in {(trial.graph, trial.cluster): trial for trial in trials}.items():
-        step_s, fits = answers.data_parallel(graph, cluster)
-        same = replace(like, placer=DATA_PARALLEL, order="", seed=0, improvements=())
-        added.append(replace(same, step_time_s=step_s, feasible=fits))
-    return [*trials, *added]

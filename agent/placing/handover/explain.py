@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +17,21 @@ from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import StepTime, step_time_s
 from graphs.levels import b_level
 from graphs.limits import MAX_PER_S
+from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
 from graphs.system.numbers import in_ms
 
 SMALL = 0.05
 """Share of the step below which a gain is no bottleneck."""
+WIDTH = 80
+"""Characters of a line."""
 WORTH_IT = 0.02
 """Share of a step that anything less simple must save."""
+
+
+Timed = tuple[str, float | None]
+"""Words for what runs a step, and the seconds of the step; None where it lacks memory."""
 
 
 def what_to_use(steps_s: Mapping[str, float | None]) -> str:
@@ -56,6 +64,7 @@ class Explanation:
         link: the link that is busy longest, "" if nothing is copied.
         single: the fastest device that has the memory for all ops, None if none has.
         data_parallel: what data parallelism would do with the same devices.
+        changes: what it changes in the training.
         device_names: of the cluster; all names are shortened.
         fullest: device with the greatest share of its memory in use.
         fullest_share: that share at its peak.
@@ -73,6 +82,7 @@ class Explanation:
     single: str | None
     single_s: float | None
     data_parallel: DataParallelStep
+    changes: str
     device_names: tuple[str, ...]
     fullest: str
     fullest_share: float
@@ -113,7 +123,7 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
     link, link_busy_s = _busiest_link(problem, device_of)
     share = step.peak_bytes / problem.cluster.memory_bytes
     names = tuple(shortened(device.name) for device in problem.cluster.devices)
-    single = fastest_single(problem)
+    single, parallel = fastest_single(problem), simulate_data_parallel(problem)
     return Explanation(
         bottleneck=_bottleneck(step, times),
         busy_s=tuple(step.busy_s.tolist()),
@@ -121,7 +131,8 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
         link_busy_s=link_busy_s,
         single=names[single.device] if single.fits else None,
         single_s=single.step_s if single.fits else None,
-        data_parallel=simulate_data_parallel(problem),
+        data_parallel=parallel,
+        changes=data_parallel_changes([problem.graph], [parallel.n_replicas]),
         device_names=names,
         fullest=names[int(np.argmax(share))],
         fullest_share=float(share.max()),
@@ -189,7 +200,7 @@ def explain_lines(found: Explanation) -> list[str]:
         "no device has the memory" if found.single_s is None else f"{found.single} {in_ms(found.single_s)}"
     )
     return [
-        advice_line(found),
+        *advice_line(found).splitlines(),
         _reason(found),
         f"step: {in_ms(total_s)}; devices busy: {busy}",
         *([f"with ops issued at once: {in_ms(found.no_host_s)}"] if found.no_host_s < total_s else []),
@@ -202,24 +213,61 @@ def explain_lines(found: Explanation) -> list[str]:
 
 
 def advice_line(found: Explanation) -> str:
-    """Says what to use: this placement, one device or data parallelism, and what that gives."""
-    advice, batch_s = found.advice, found.data_parallel.seconds_per_batch
+    """Says what to use: this placement, one device or data parallelism; wrapped at 80 characters."""
+    placement = "this placement", None if found.bottleneck == "memory" else found.total_s
+    single, batch_s = (f"one device, {found.single}", found.single_s), found.data_parallel.seconds_per_batch
+    text = advice_text(found.advice, placement, single, batch_s, CAUSES[found.cause])
+    text += f"; {found.changes}" if found.advice == "data parallel" else ""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def advice_text(advice: str, placement: Timed, single: Timed, batch_s: float, cause: str = "") -> str:
+    """Says what to use and what that gives, on the terminal and in reports.
+
+    Args:
+        advice: `one device`, `placement`, `data parallel` or `memory`.
+        batch_s: seconds of data parallelism per batch.
+        cause: clause on what bounds the placement.
+    """
+    (placed, step_s), (device, single_s) = placement, single
     if advice == "memory":
-        return "nothing here has the memory: not this placement, and no device for the whole model"
-    if advice == "data parallel" and found.bottleneck == "memory":
-        return f"use data parallelism, {in_ms(batch_s)} a batch: this placement lacks memory"
+        return f"nothing here has the memory: not {placed}, and no device for the whole model"
     if advice == "data parallel":
-        times = times_as_fast(found.total_s, batch_s)
-        return f"use data parallelism: {times} as fast per batch as this placement"
-    if found.single_s is None:
-        return f"use this placement, {in_ms(found.total_s)}: no single device has the memory"
+        if step_s is None:
+            return f"use data parallelism, {in_ms(batch_s)} a batch: {placed} lacks memory"
+        return f"use data parallelism: {times_as_fast(step_s, batch_s)} as fast per batch as {placed}"
+    if single_s is None:
+        return f"use {placed}: no single device has the memory"
     if advice == "placement":
-        times = times_as_fast(found.single_s, found.total_s)
-        return f"use this placement: {times} as fast as one device, {found.single}"
-    saved = 0.0 if found.bottleneck == "memory" else 1.0 - found.total_s / found.single_s
+        return f"use {placed}: {times_as_fast(single_s, step_s or 0.0)} as fast as {device}"
+    saved = 0.0 if step_s is None else 1.0 - step_s / single_s
     worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
-    why = f"placing {worth}, as {CAUSES[found.cause]}"
-    return f"use one device, {found.single}: {in_ms(found.single_s)}; {why}"
+    return f"use {device}: {in_ms(single_s)}; {placed} {worth}" + (cause and f", as {cause}")
+
+
+def data_parallel_changes(graphs: Sequence[OpGraph], n_replicas: Sequence[int]) -> str:
+    """Says what data parallelism changes in a training; of an inference, that no answer comes sooner.
+
+    Args:
+        n_replicas: number of replicas of each graph.
+    """
+    several = " to ".join(map(str, sorted({min(n_replicas), max(n_replicas)})))
+    if not any("backward" in graph.phases for graph in graphs):
+        return f"it runs {several} such batches at once, none sooner than one device does"
+    norms = {op for graph in graphs for op in graph.op_types if "batch_norm" in op and "backward" not in op}
+    across = "batch norm and losses" if any("no_training" not in op for op in norms) else "losses"
+    uncut = next(filter(None, map(_why_uncut, graphs, n_replicas)), "")
+    return f"its step averages {several} such batches{uncut}; {across} across samples see one alone"
+
+
+def _why_uncut(graph: OpGraph, count: int) -> str:
+    """Says why a batch cannot be cut into equal ones; empty if it can, or if no shapes are there."""
+    inputs = [shape for shape, op in zip(graph.shapes, graph.op_types, strict=True) if op == "input"]
+    sizes = {shape[0] for shape in inputs if shape}
+    if len(sizes - {1}) > 1:
+        return " (inputs of this one share no dimension to cut)"
+    uneven = any(size % count for size in sizes - {1} or sizes)
+    return f" (this one of {max(sizes)} is not cut evenly)" if uneven else ""
 
 
 def host_line(host_s: float, step_s: float) -> str:

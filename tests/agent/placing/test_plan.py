@@ -67,14 +67,15 @@ def test_a_plan_is_drawn_and_saved(draw, plan, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"plan.svg", "plan.png"}
 
 
-def test_a_plan_prints_in_five_short_lines(plan):
-    first, second, third, fourth, fifth = lines = str(plan).splitlines()
+def test_a_plan_prints_in_short_lines_the_last_of_which_is_the_advice(plan):
+    first, second, third, fourth, fifth, *changes = lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
     assert first.startswith("toy on 2xk80 (uncalibrated) by heft: a step takes ")
     assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in second
     assert third.startswith("ops: gpu0 ")
     assert fourth == f"data parallel: {plan.data_parallel}"
-    assert fifth.startswith("use ")
+    assert fifth.startswith("use data parallelism")
+    assert "its step averages 2 such batches" in " ".join([fifth, *changes])
     assert "; 2 evaluations in " in str(replace(plan, evaluations=2))
     assert "; 1 evaluation in " in str(replace(plan, evaluations=1))
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from agent import place
 from agent.placing.handover.device_map import project
-from agent.placing.handover.explain import advice_line, explain, explain_lines
+from agent.placing.handover.explain import advice_line, data_parallel_changes, explain, explain_lines
 from agent.placing.handover.files import granularity_lines
 from agent.placing.handover.trace import step_trace
 from envs.cluster.presets import get_cluster
@@ -47,13 +47,15 @@ def test_the_copy_is_what_bounds_a_chain_that_is_cut():
     assert (found.link, found.link_busy_s) == ("slow out", 0.5)
     assert (found.single, found.single_s) == ("fast", 1.5)
     assert found.advice == "one device"
-    assert advice_line(found) == "use one device, fast: 1,500 ms; placing saves nothing, as copies bound it"
+    assert advice_line(found) == (
+        "use one device, fast: 1,500 ms; this placement saves nothing, as copies bound it"
+    )
 
 
 def test_a_step_that_waits_for_copies_of_an_idle_link_says_so():
     found = replace(explain_cut_chain(), link_busy_s=0.05)
     assert found.bottleneck == "link"
-    assert advice_line(found).endswith("placing saves nothing, as waiting for copies bounds it")
+    assert " ".join(advice_line(found).split()).endswith("saves nothing, as waiting for copies bounds it")
     line = "waiting for copies bounds it: slow out is busy for 50 ms of 3,250 ms"
     assert line in explain_lines(found)
 
@@ -92,7 +94,9 @@ def test_the_advice_is_data_parallelism_only_where_it_is_faster():
     found = explain_cut_chain()
     batch = replace(found.data_parallel, devices=(0, 1), step_s=2.0, fits=True)
     twice = replace(found, data_parallel=batch)
-    assert advice_line(twice) == "use data parallelism: 3.25 times as fast per batch as this placement"
+    first, *_ = lines = advice_line(replace(twice, changes="its step averages 2 such batches")).splitlines()
+    assert first == "use data parallelism: 3.25 times as fast per batch as this placement; its step"
+    assert lines[1:] == ["averages 2 such batches"]
     fast = replace(found, total_s=0.75)
     assert advice_line(fast) == "use this placement: 2.00 times as fast as one device, fast"
     assert replace(fast, data_parallel=batch).advice == "placement"
@@ -100,6 +104,34 @@ def test_the_advice_is_data_parallelism_only_where_it_is_faster():
         "data parallel",
         "memory",
     )
+
+
+NORM, INPUT = {"type": "aten._native_batch_norm_legit_functional"}, {"type": "input", "shape": [32, 3]}
+BACKWARD = {"phase": "backward"}
+
+
+@pytest.mark.parametrize(
+    ("ops", "said"),
+    [
+        ([BACKWARD], "its step averages 4 such batches; losses across samples see one alone"),
+        ([INPUT, NORM, BACKWARD], "4 such batches; batch norm and losses across samples see one alone"),
+        ([{"type": "aten._native_batch_norm_legit_no_training"}, BACKWARD], "batches; losses across"),
+        ([INPUT, {"type": "input", "shape": []}, BACKWARD], "4 such batches; losses"),
+        ([{**INPUT, "shape": [30, 3]}, BACKWARD], "(this one of 30 is not cut evenly); losses"),
+        ([{**INPUT, "shape": [1, 8]}, BACKWARD], "(this one of 1 is not cut evenly)"),
+        ([INPUT, {**INPUT, "shape": [2, 90]}, BACKWARD], "(inputs of this one share no dimension to cut)"),
+        ([INPUT, NORM], "it runs 4 such batches at once, none sooner than one device does"),
+    ],
+)
+def test_data_parallelism_says_what_it_changes(ops, said):
+    named = [{"name": str(index), **op} for index, op in enumerate(ops)]
+    assert said in data_parallel_changes([build_graph("g", "", named, [])], [4])
+
+
+def test_several_graphs_are_changed_by_their_numbers_of_replicas():
+    graphs = [build_graph("g", "", [{"name": "a", **op}], []) for op in (BACKWARD, NORM)]
+    said = "its step averages 2 to 4 such batches; batch norm and losses across samples see one alone"
+    assert data_parallel_changes(graphs, [4, 2]) == said
 
 
 def test_a_device_without_the_memory_is_no_single_device():

@@ -9,8 +9,11 @@ import gzip
 import io
 import json
 import os
+import secrets
+import stat
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +21,8 @@ from graphs.system.errors import InputError
 
 DRAFT = ".*.tmp"
 """Pattern of the names of drafts."""
-
+NAME_CHARS_OF_DRAFT = 32
+"""Characters of its target's name that the name of a draft shows: a name may have 255 bytes in all."""
 
 MAX_DECOMPRESSED_BYTES = 2**30
 """Bytes that a gzip file may decompress to where nothing else is said: some thirty times the largest graph of
@@ -111,13 +115,30 @@ def write_json_lines_atomic(path: str | os.PathLike[str], values: Iterable[objec
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file at once: a reader, or a crash, sees the old bytes or the new, never a part.
 
-    A name ending in `.gz` is compressed without a time stamp, so equal data make equal files.
+    A name ending in `.gz` is compressed without a time stamp, so equal data make equal files. The file that a
+    symbolic link leads to is replaced; mode and, where permitted, owner stay. A device or pipe is written to.
+
+    Raises:
+        OSError: it cannot be written; the error names the path.
     """
-    target = Path(path)
-    draft = draft_of(target)
+    content = _gzip(data) if Path(path).suffix == ".gz" else data
+    with naming(path):
+        before = None
+        with suppress(FileNotFoundError):
+            before = os.stat(path)
+        if before is None or stat.S_ISREG(before.st_mode):
+            _replace(Path(os.path.realpath(path)), content, before)
+        else:
+            _write_through(path, content)
+
+
+def _replace(target: Path, content: bytes, before: os.stat_result | None) -> None:
+    draft, mode = draft_of(target), 0o666 if before is None else stat.S_IRUSR | stat.S_IWUSR
     try:
-        with draft.open("wb") as file:
-            file.write(_gzip(data) if target.suffix == ".gz" else data)
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            if before is not None:
+                _take_over(file.fileno(), before)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
@@ -126,9 +147,37 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     sync_folder(target.parent)
 
 
+def _write_through(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes to a device or a pipe, which somebody has to read already; a folder is an error."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _take_over(descriptor: int, before: os.stat_result) -> None:
+    """Gives a new file the owner, the group and the mode of the one that it replaces, as far as permitted."""
+    for owner, group in ((-1, before.st_gid), (before.st_uid, -1)):
+        with suppress(OSError):
+            os.fchown(descriptor, owner, group)
+    with suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+
+
 def draft_of(target: Path) -> Path:
-    """Path that this process writes before it renames it to the target."""
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Makes a path, which no other process or thread has, to write before it is renamed to the target."""
+    return target.with_name(f".{target.name[:NAME_CHARS_OF_DRAFT]}.{secrets.token_hex(8)}.tmp")
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Makes the system's errors name the path that a caller means, not that of a draft or none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def sync_folder(folder: Path) -> None:
@@ -150,7 +199,7 @@ def read_text(path: Path, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> str:
         FileFormatError: the path is no readable file, is too large, or holds no text.
     """
     try:
-        if path.exists() and not path.is_file():
+        if is_irregular(path):
             raise FileFormatError(f"{path}: is no regular file; expected a file of text")
         return _read_bytes(path, limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -163,6 +212,11 @@ def read_text(path: Path, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> str:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{str(path)!r}: is no path: {error}") from None
+
+
+def is_irregular(path: Path) -> bool:
+    """Says whether a path is a folder, a device, or a pipe, whose reader may wait for ever."""
+    return path.exists() and not path.is_file()
 
 
 def _read_bytes(path: Path, limit_bytes: int) -> bytes:
@@ -213,11 +267,13 @@ class Journal:
         read: takes each value that the file holds and its place, which begins the message of any error.
 
     Raises:
-        JournalError: a line holds no strict JSON, or `read` raised `FileFormatError`.
+        JournalError: no regular file, a line holds no strict JSON, or `read` raised `FileFormatError`.
     """
 
     def __init__(self, path: Path, read: Callable[[object, str], None]) -> None:
         self._path = path
+        if is_irregular(path):
+            raise JournalError(f"{path}: is no regular file; remove it")
         whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
         for number, line in enumerate(whole.split(b"\n"), start=1):
             if line:
@@ -232,7 +288,7 @@ class Journal:
         Raises:
             ValueError: the value holds NaN or an infinity.
         """
-        with self._path.open("ab") as file:
+        with naming(self._path), self._path.open("ab") as file:
             file.write(json.dumps(value, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -70,7 +70,7 @@ class CheckpointFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{iteration:08d}.safetensors"
-        write_checkpoint(path, FORMAT, checkpoint)
+        write_bytes_atomic(path, content_of(FORMAT, checkpoint))
         files = self.files
         n_until_now = files.index(path) + 1
         for stale in (*files[: max(n_until_now - GENERATIONS, 0)], *files[n_until_now:]):
@@ -116,10 +116,10 @@ def restoring(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def write_checkpoint(path: Path, format: str, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint, as `write_tensors` does."""
+def content_of(format: str, checkpoint: Checkpoint) -> bytes:
+    """Returns a checkpoint as the content of a file, as `write_tensors` writes it."""
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
-    write_tensors(path, format, tensors, checkpoint.state)
+    return _content(format, tensors, checkpoint.state)
 
 
 def read_checkpoint(path: Path, format: str) -> Checkpoint:
@@ -130,9 +130,14 @@ def read_checkpoint(path: Path, format: str) -> Checkpoint:
 
 def write_tensors(path: Path, format: str, tensors: Arrays, state: Mapping[str, Any]) -> None:
     """Writes contiguous arrays and JSON values as a safetensors file with a checksum, atomically."""
+    write_bytes_atomic(path, _content(format, tensors, state))
+
+
+def _content(format: str, tensors: Arrays, state: Mapping[str, Any]) -> bytes:
     text = json.dumps(state)
     metadata = {"format": format, "state": text, "sha256": _checksum(tensors, text)}
-    write_bytes_atomic(path, save(dict(tensors), metadata=metadata))
+    data: bytes = save(dict(tensors), metadata=metadata)
+    return data
 
 
 def read_tensors(path: Path, format: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -12,8 +12,8 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,55 +113,55 @@ def write_json_lines_atomic(path: str | os.PathLike[str], values: Iterable[objec
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file at once: a reader, or a crash, sees the old bytes or the new, never a part.
+    """Replaces a file as `write_all_atomic` does."""
+    write_all_atomic({Path(path): data})
 
-    A name ending in `.gz` is compressed without a time stamp, so equal data make equal files. The file that a
-    symbolic link leads to is replaced; mode and, where permitted, owner stay. A device or pipe is written to.
+
+def write_all_atomic(files: Mapping[Path, bytes]) -> None:
+    """Replace files at once: a reader, or a crash, sees the old bytes of each or the new, never a part.
+
+    No file is replaced before all are on disk, so that a full disk leaves all of them as they were. A name
+    ending in `.gz` is compressed without a time stamp, so equal data make equal files. The file that a link
+    leads to is replaced; mode and, where permitted, owner stay. A device or pipe is written to.
 
     Raises:
-        OSError: it cannot be written; the error names the path.
+        OSError: one cannot be written; the error names its path.
     """
-    content = _gzip(data) if Path(path).suffix == ".gz" else data
-    with naming(path):
-        before = None
-        with suppress(FileNotFoundError):
-            before = os.stat(path)
-        if before is None or stat.S_ISREG(before.st_mode):
-            _replace(Path(os.path.realpath(path)), content, before)
-        else:
-            _write_through(path, content)
+    with ExitStack() as drafts:
+        written = {path: drafts.enter_context(_written(path, data)) for path, data in files.items()}
+        for path, draft in written.items():
+            if draft != path:
+                with naming(path):
+                    target = draft.replace(os.path.realpath(path))
+                    sync_folder(target.parent)
 
 
-def _replace(target: Path, content: bytes, before: os.stat_result | None) -> None:
-    draft, mode = draft_of(target), 0o666 if before is None else stat.S_IRUSR | stat.S_IWUSR
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """Writes to a draft beside a file, or to a device or a pipe itself; yields which it was."""
+    before, draft, flags = None, draft_of(Path(os.path.realpath(path))), os.O_CREAT | os.O_EXCL
+    with naming(path), suppress(FileNotFoundError):
+        before = os.stat(path)
+        if not stat.S_ISREG(before.st_mode):
+            draft, flags = path, os.O_NONBLOCK  # an error where nobody reads a pipe
     try:
-        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        mode = 0o666 if before is None else stat.S_IRUSR | stat.S_IWUSR
+        with naming(path), open(os.open(draft, os.O_WRONLY | flags, mode), "wb") as file:
+            os.set_blocking(file.fileno(), True)
             if before is not None:
-                _take_over(file.fileno(), before)
-            file.write(content)
+                for owner, group in ((-1, before.st_gid), (before.st_uid, -1)):
+                    with suppress(OSError):
+                        os.fchown(file.fileno(), owner, group)
+                with suppress(OSError):
+                    os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            file.write(_gzip(data) if path.suffix == ".gz" else data)
             file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+            if draft != path:
+                os.fsync(file.fileno())
+        yield draft
     finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(target.parent)
-
-
-def _write_through(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes to a device or a pipe, which somebody has to read already; a folder is an error."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    os.set_blocking(descriptor, True)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-
-
-def _take_over(descriptor: int, before: os.stat_result) -> None:
-    """Gives a new file the owner, the group and the mode of the one that it replaces, as far as permitted."""
-    for owner, group in ((-1, before.st_gid), (before.st_uid, -1)):
-        with suppress(OSError):
-            os.fchown(descriptor, owner, group)
-    with suppress(OSError):
-        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+        if draft != path:
+            draft.unlink(missing_ok=True)
 
 
 def draft_of(target: Path) -> Path:
@@ -170,14 +170,14 @@ def draft_of(target: Path) -> Path:
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Makes the system's errors name the path that a caller means, not that of a draft or none."""
     try:
         yield
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync_folder(folder: Path) -> None:

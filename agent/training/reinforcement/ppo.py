@@ -18,17 +18,18 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
-from agent.policy.serialization import PolicyCard, load_policy, save_policy
-from agent.training.checkpoints import Checkpoint, read_checkpoint, restoring, write_checkpoint
+from agent.policy.serialization import PolicyCard, load_policy, policy_files
+from agent.training.checkpoints import Checkpoint, content_of, read_checkpoint, restoring
 from agent.training.config import TrainConfig
 from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementPolicy
 from agent.training.reinforcement.collection import Ended, collect
 from agent.training.reinforcement.recording import critic_arrays
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
-from agent.training.reinforcement.saving import capture, restore
+from agent.training.reinforcement.saving import capture, check_policy, restore
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
 from envs.placement.vec_env import PlacementVecEnv
+from graphs.system.json_files import write_all_atomic
 
 DEFAULTS = TrainConfig()
 FORMAT = "placewalk.ppo/1"
@@ -215,7 +216,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             hook.remove()
 
     def save(self, path: str | Path, exclude: object = None, include: object = None) -> None:
-        """Writes a folder, nothing of which is pickled: a policy, and what continues its training.
+        """Writes a folder, nothing of which is pickled: a policy and what continues its training.
 
         The folder is one for `evaluate.py --policy`, `train_agent.py --init` and `load_policy`, too.
 
@@ -227,11 +228,10 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         seen = describe_seen(problem.graph for problem in self.env.get_attr("problems")[0])
         card = PolicyCard(placer.network.shape, seen, placer.mdp_config.to_json())
-        save_policy(folder, placer.network, card)
         saved = capture(self)
-        write_checkpoint(
-            folder / TRAINING, FORMAT, Checkpoint(saved.tensors, {**saved.state, "arguments": self._plain})
-        )
+        training = Checkpoint(saved.tensors, {**saved.state, "arguments": self._plain})
+        files = policy_files(folder, placer.network, card)
+        write_all_atomic({**files, folder / TRAINING: content_of(FORMAT, training)})
 
     @classmethod
     def load(cls, path: str | Path, env: Any = None, **arguments: Any) -> Self:
@@ -242,7 +242,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             arguments: in place of those of the saved model, and those that are functions, as schedules.
 
         Raises:
-            CheckpointError, PolicyFileError: a file that is missing, damaged or foreign.
+            CheckpointError, PolicyFileError: a file that is missing, damaged, foreign or of another save.
             ValueError: no environment; `load_policy` reads a policy without one.
         """
         if env is None:
@@ -253,6 +253,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         with restoring(saved):
             given = {**saved.state["arguments"], **arguments}
             model = cls("PlacementPolicy", env, policy_kwargs=policy_kwargs, **given)
+            check_policy(model, saved)
             restore(model, saved)
         return model
 

@@ -62,7 +62,7 @@ class PolicyCard:
         """Says which of some orders the last training left out; empty if none, or if it is not known."""
         trained = list(dict.fromkeys(self.config.get("order", orders)))
         others = ", ".join(order for order in orders if order not in trained)
-        if not others:
+        if not (trained and others):
             return ""
         return f"the policy was last trained in {', '.join(trained)}; in {others} it may place worse"
 
@@ -238,6 +238,8 @@ def _check_config(config: object, where: str) -> None:
         start = MdpConfig.from_settings(config, where).start
     except InputError as error:
         raise PolicyFileError(str(error)) from None
+    for order in json_fields.array(config.get("order", []), f"{where}: order"):
+        json_fields.name(order, f"{where}: order")
     if start not in start_names():
         raise PolicyFileError(f"{where}: start is {start!r}; use {', '.join(start_names())}")
 

@@ -334,4 +334,7 @@ def _opened(path: Path) -> Iterator[optuna.storages.RDBStorage]:
         reason = getattr(cause, "orig", cause)
         if getattr(reason, "sqlite_errorname", "") == "SQLITE_FULL":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-        raise StudyError(f"{path}: cannot be read or written ({reason}); choose another --name") from None
+        then = "choose another --name"
+        if getattr(reason, "sqlite_errorname", "") == "SQLITE_BUSY":
+            then = "close the program that uses it, and run the same command again"
+        raise StudyError(f"{path}: cannot be read or written ({reason}); {then}") from None

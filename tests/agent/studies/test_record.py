@@ -233,3 +233,15 @@ def refused(stack: ExitStack, left: Path, file: Path) -> None:
         opened(stack)
     assert Path("runs/s/trials.csv").read_bytes() == (left / "left" / "trials.csv").read_bytes()
     assert not before or file.read_bytes() == before
+
+
+def test_a_record_that_another_program_locks_is_named(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.studies.record.PATIENCE_S", 0.1)
+    opened(stack)
+    stack.close()
+    with closing(sqlite3.connect("runs/s/optuna.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StudyError, match=r"\(database is locked\); close the program that uses it"):
+            opened(stack)

@@ -5,9 +5,6 @@ import sys
 
 try:
     os.getcwd()
-except FileNotFoundError:  # before imports that need it
-    print(
-        f"{os.path.basename(sys.argv[0])}: the working directory was removed; change to another",
-        file=sys.stderr,
-    )
+except FileNotFoundError:  # imports would need it
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: the working directory was removed; use another\n")
     sys.exit(2)

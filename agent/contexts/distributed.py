@@ -136,16 +136,11 @@ def check_workers_fit(config: TrainConfig, size: int) -> None:
         raise ConfigError("--reward measured runs on the devices of one machine; train with --context local")
 
 
-def _stop_with_torchrun() -> None:
+def _stop_with(parent: int) -> None:
     """Stops this worker as SIGTERM does when torchrun, which started it, is killed."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(ONE_SIGNAL_S)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    Thread(target=watch, daemon=True).start()
+    while os.getppid() == parent:
+        time.sleep(ONE_SIGNAL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train_under_torchrun(resolve: Resolve) -> int:
@@ -158,7 +153,7 @@ def train_under_torchrun(resolve: Resolve) -> int:
         InputError: wrong input, in the first worker.
     """
     is_first = os.environ.get("RANK") == "0"
-    _stop_with_torchrun()
+    Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
     try:
         return train_with_others(joined(), resolve)
     except InputError:

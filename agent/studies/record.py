@@ -198,7 +198,10 @@ class Study:
             raise ValueError("its scores are to be maximized")
         running: dict[int, Attempt | None] = {}
         for trial in self._record.get_trials(deepcopy=False):
-            _check_numbers(trial)
+            scores = [*(trial.values or ()), *trial.intermediate_values.values()]
+            has_score = trial.values or trial.state != TrialState.COMPLETE
+            if not (has_score and all(isinstance(score, float) for score in scores)):
+                raise ValueError(f"scores of trial {trial.number} are {scores}")
             attempt = None
             if ATTEMPT in trial.user_attrs:  # else the process was killed before the attempt began
                 attempt = _attempt(trial.user_attrs[ATTEMPT], len(self.attempts) + 1)
@@ -298,14 +301,6 @@ def _attempt(values: Any, number: int) -> Attempt:
     if attempt.attempt != number or attempt.status not in (RUNNING, COMPLETE, PRUNED, FAILED, STALE):
         raise ValueError(f"attempt {number} is numbered {attempt.attempt}, with status {attempt.status!r}")
     return attempt
-
-
-def _check_numbers(trial: optuna.trial.FrozenTrial) -> None:
-    for value in (*(trial.values or ()), *trial.intermediate_values.values()):
-        if not isinstance(value, float):
-            raise TypeError(f"a score of trial {trial.number} is {value!r}")
-    if trial.state == TrialState.COMPLETE and not trial.values:
-        raise ValueError(f"trial {trial.number} has no score")
 
 
 @contextmanager

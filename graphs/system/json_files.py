@@ -21,8 +21,6 @@ from graphs.system.errors import InputError
 
 DRAFT = ".*.tmp"
 """Pattern of the names of drafts."""
-NAME_CHARS_OF_DRAFT = 32
-"""Characters of its target's name that the name of a draft shows: a name may have 255 bytes in all."""
 
 MAX_DECOMPRESSED_BYTES = 2**30
 """Bytes that a gzip file may decompress to where nothing else is said: some thirty times the largest graph of
@@ -132,8 +130,7 @@ def write_all_atomic(files: Mapping[Path, bytes]) -> None:
         for path, draft in written.items():
             if draft != path:
                 with naming(path):
-                    target = draft.replace(os.path.realpath(path))
-                    sync_folder(target.parent)
+                    sync_folder(draft.replace(os.path.realpath(path)).parent)
 
 
 @contextmanager
@@ -148,12 +145,11 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
         mode = 0o666 if before is None else stat.S_IRUSR | stat.S_IWUSR
         with naming(path), open(os.open(draft, os.O_WRONLY | flags, mode), "wb") as file:
             os.set_blocking(file.fileno(), True)
-            if before is not None:
-                for owner, group in ((-1, before.st_gid), (before.st_uid, -1)):
-                    with suppress(OSError):
-                        os.fchown(file.fileno(), owner, group)
+            for owner, group in ((-1, before.st_gid), (before.st_uid, -1)) if before else ():
                 with suppress(OSError):
-                    os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+                    os.fchown(file.fileno(), owner, group)
+            if before:
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
             file.write(_gzip(data) if path.suffix == ".gz" else data)
             file.flush()
             if draft != path:
@@ -165,8 +161,11 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def draft_of(target: Path) -> Path:
-    """Makes a path, which no other process or thread has, to write before it is renamed to the target."""
-    return target.with_name(f".{target.name[:NAME_CHARS_OF_DRAFT]}.{secrets.token_hex(8)}.tmp")
+    """Makes a path, which no other process or thread has, to write before it is renamed to the target.
+
+    Names may have 255 bytes in all, so that it takes only the beginning of the target's.
+    """
+    return target.with_name(f".{target.name[:32]}.{secrets.token_hex(8)}.tmp")
 
 
 @contextmanager
@@ -175,9 +174,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise error if error.errno is None else OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -205,4 +205,4 @@ def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 2
-    assert done.stderr == "-c: the working directory was removed; change to another\n"
+    assert done.stderr == "-c: the working directory was removed; use another\n"

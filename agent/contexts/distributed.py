@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from types import FrameType
 from typing import Self
 
@@ -134,6 +136,13 @@ def check_workers_fit(config: TrainConfig, size: int) -> None:
         raise ConfigError("--reward measured runs on the devices of one machine; train with --context local")
 
 
+def _stop_with(parent: int) -> None:
+    """Stops this worker as SIGTERM does when torchrun, which started it, is killed."""
+    while os.getppid() == parent:
+        time.sleep(ONE_SIGNAL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def train_under_torchrun(resolve: Resolve) -> int:
     """Trains as one of several workers that torchrun started with the same command.
 
@@ -144,6 +153,7 @@ def train_under_torchrun(resolve: Resolve) -> int:
         InputError: wrong input, in the first worker.
     """
     is_first = os.environ.get("RANK") == "0"
+    Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
     try:
         return train_with_others(joined(), resolve)
     except InputError:

@@ -83,8 +83,13 @@ class LocalContext:
     def __enter__(self) -> Self:
         with runs.opened(self.folder, self.config, resume=self.resume) as cleanup:
             metrics = MetricsFile(self.folder / "metrics.jsonl")
-            if self.resume and not self.checkpoints.files:
+            if self.resume and not (files := self.checkpoints.files):
                 self._start_anew(metrics.last_iteration)
+            elif self.resume and int(files[-1].stem) > metrics.last_iteration:
+                row = f"{self.folder}/metrics.jsonl: has no row of update {metrics.last_iteration + 1}"
+                raise CheckpointError(
+                    f"{row}, though {files[-1].name} is there; put the run's own files back"
+                )
             self._catch_signals(cleanup)
             self._reporters = (metrics, self._board, self._bar)
             for reporter in self._reporters:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.simulate import StepTime
 from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError, print_notice
 
 MOST_IN_MEMORY = 128
 """Placements that stay in memory with their steps, the last ones; with 100,000 ops, 2 MB each."""
@@ -96,6 +97,19 @@ class Answers:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_placement(path, self._graphs[trial.graph], self._clusters[trial.cluster], placed.placement)
         self._remember(path, placed)
+
+    def tell_damage(self, trials: Iterable[Trial]) -> None:
+        """Prints a line if stored placements of trials are damaged or not there."""
+        damage = []
+        for path, trial in {placement_path(self.folder, each): each for each in trials}.items():
+            try:
+                if trial.is_placement:
+                    read_placement(path, self._graphs[trial.graph], self._clusters[trial.cluster])
+            except InputError as error:
+                damage.append(str(error))
+        if damage:
+            more = f", and {len(damage) - 1} more are damaged" if len(damage) > 1 else ""
+            print_notice(f"{damage[0]}{more}; remove the trial's lines from journal.jsonl to make it again")
 
     def best(self, trials: Sequence[Trial]) -> Iterator[BestPlacement]:
         """Yields the answers to each graph and cluster, in the order of the trials.

@@ -149,9 +149,17 @@ class TrialJournal:
         record = json_fields.fields(value, where, _CHECKS.keys() - OPTIONAL, OPTIONAL)
         checked = {name: check for name, check in _CHECKS.items() if name in record}
         trial = Trial(**{name: check(record[name], f"{where}: {name}") for name, check in checked.items()})
+        if trial.step_time_s == 0 < trial.single_s:
+            raise FileFormatError(f"{where}: step_time_s is 0; expected more, as one device takes time")
         if self._keys is not None and trial.key not in self._keys:
             raise FileFormatError(f"{where}: is no trial of this evaluation")
         self.trials[trial.key] = trial
+
+
+def _amount(value: object, where: str) -> float:
+    if (amount := json_fields.number(value, where)) < 0:
+        raise FileFormatError(f"{where}: is {amount}; expected at least 0")
+    return amount
 
 
 def _truth(value: object, where: str) -> bool:
@@ -173,16 +181,14 @@ def _improvement(value: object, where: str) -> Improvement:
     item = json_fields.array(value, where)
     if len(item) != len(Improvement._fields):
         raise FileFormatError(f"{where}: has an item of {len(item)}; expected {len(Improvement._fields)}")
-    return Improvement(
-        json_fields.integer(item[0], where), *(json_fields.number(part, where) for part in item[1:])
-    )
+    return Improvement(json_fields.integer(item[0], where), *(_amount(part, where) for part in item[1:]))
 
 
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     item.name: {
         "str": json_fields.text,
         "int": json_fields.integer,
-        "float": json_fields.number,
+        "float": _amount,
         "bool": _truth,
         "tuple[Improvement, ...]": _improvements,
     }[str(item.type)]

@@ -76,6 +76,7 @@ def evaluate(
     failures: list[Failure] = []
     with _opened(folder, spec):
         journal, answers = TrialJournal(folder / "journal.jsonl", tasks), Answers(spec, folder)
+        answers.tell_damage(journal.trials.values())
         rank = {key: index for index, key in enumerate(tasks)}
 
         def found() -> EvaluationResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,7 @@ from envs.placement.observation.features import DEVICE_FEATURES, FEATURE_SETS, c
 from graphs.op_graph import OpGraph
 from graphs.system import json_fields
 from graphs.system.errors import InputError
-from graphs.system.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
+from graphs.system.json_files import FileFormatError, is_irregular, parse_json, write_all_atomic
 
 if TYPE_CHECKING:
     from agent.policy.network import PlacementNetwork
@@ -61,7 +62,7 @@ class PolicyCard:
         """Says which of some orders the last training left out; empty if none, or if it is not known."""
         trained = list(dict.fromkeys(self.config.get("order", orders)))
         others = ", ".join(order for order in orders if order not in trained)
-        if not others:
+        if not (trained and others):
             return ""
         return f"the policy was last trained in {', '.join(trained)}; in {others} it may place worse"
 
@@ -131,7 +132,12 @@ class StoredPolicy:
 
 
 def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> None:
-    """Writes a policy's two files, each atomically; the card first, as only weights change within a run."""
+    """Writes a policy's two files, as `write_all_atomic` does."""
+    write_all_atomic(policy_files(folder, network, card))
+
+
+def policy_files(folder: Path, network: PlacementNetwork, card: PolicyCard) -> dict[Path, bytes]:
+    """Returns the content of a policy's two files in a folder, the card first."""
     shape = card.shape
     record = {
         "format": FORMAT,
@@ -145,9 +151,10 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
         "seen": [dict(entry) for entry in card.seen],
         "config": dict(card.config),
     }
-    write_json_atomic(folder / "policy.json", record)
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     weights = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
-    write_bytes_atomic(folder / "policy.safetensors", save(weights, metadata={"format": FORMAT}))
+    data = save(weights, metadata={"format": FORMAT})
+    return {folder / "policy.json": text.encode(), folder / "policy.safetensors": data}
 
 
 def read_policy(path: str | Path) -> StoredPolicy:
@@ -183,6 +190,8 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def _read_bytes(file: Path) -> bytes:
+    if is_irregular(file):
+        raise PolicyFileError(f"{file}: is no regular file; expected a policy's")
     try:
         return file.read_bytes()
     except OSError as error:
@@ -229,6 +238,8 @@ def _check_config(config: object, where: str) -> None:
         start = MdpConfig.from_settings(config, where).start
     except InputError as error:
         raise PolicyFileError(str(error)) from None
+    for order in json_fields.array(config.get("order", []), f"{where}: order"):
+        json_fields.name(order, f"{where}: order")
     if start not in start_names():
         raise PolicyFileError(f"{where}: start is {start!r}; use {', '.join(start_names())}")
 

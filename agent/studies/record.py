@@ -6,6 +6,7 @@ dies. Optuna's heartbeat would need seconds for that, and does not cover `ask` a
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -15,13 +16,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import Space, StudyTrial
-from agent.studies.trial_process import COMPLETE, PRUNED, STALE, scores_of
+from agent.studies.trial_process import COMPLETE, FAILED, PRUNED, STALE, scores_of
 from agent.training.config import TrainConfig
 from agent.training.run_folder import STUDY, provenance, run_folder
 from graphs.system.csv_files import write_csv
@@ -29,7 +32,8 @@ from graphs.system.errors import InputError
 from graphs.system.folders import FolderError, created, locked
 from graphs.system.json_files import read_json, write_json_atomic
 
-FORMAT, RECORD, RUNNING = "placewalk.study/2", "optuna.db", "running"
+FORMAT, RECORD, TABLE, RUNNING = "placewalk.study/2", "optuna.db", "trials.csv", "running"
+MEND = "put it back, or choose another --name"
 ATTEMPT = "attempt"
 """Attribute of a trial of Optuna's that holds the row of `trials.csv`."""
 ITS_OWN = ("name", "context", "seed")
@@ -119,10 +123,13 @@ class Study:
         self.attempts: list[Attempt] = []
         self._params: dict[str, Mapping[str, Any]] = {}
         self._read()
+        self._write_table()
         self.n_before = len(self.attempts)
 
     def begin(self, trial: StudyTrial) -> Running:
         """Begins an attempt at a study trial; draws its values, unless they are known.
+
+        The draw depends on the seed, the study trial, and those that have ended.
 
         Raises:
             StudyError: the study trial was started with other settings, or from outside the space.
@@ -130,6 +137,8 @@ class Study:
         params = trial.params if trial.params is not None else self._params.get(trial.name)
         if params is not None:
             self._record.enqueue_trial(dict(params))
+        seed = int(np.random.SeedSequence([self.base.seed, len(self._params)]).generate_state(1)[0])
+        self._record.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         try:
             asked = self._record.ask(dict(self._space))
         except ValueError as error:
@@ -185,17 +194,37 @@ class Study:
 
     def _read(self) -> None:
         """Reads all attempts, and ends those that a killed process left."""
-        while self._record.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            self._record.ask()
+        if self._record.direction != StudyDirection.MINIMIZE:
+            raise ValueError("its scores are to be maximized")
+        running: dict[int, Attempt | None] = {}
         for trial in self._record.get_trials(deepcopy=False):
-            attempt = Attempt(**trial.user_attrs[ATTEMPT]) if ATTEMPT in trial.user_attrs else None
-            if attempt is not None:  # else the process was killed before the attempt began
+            scores = [*(trial.values or ()), *trial.intermediate_values.values()]
+            has_score = trial.values or trial.state != TrialState.COMPLETE
+            if not (has_score and all(isinstance(score, float) for score in scores)):
+                raise ValueError(f"scores of trial {trial.number} are {scores}")
+            attempt = None
+            if ATTEMPT in trial.user_attrs:  # else the process was killed before the attempt began
+                attempt = _attempt(trial.user_attrs[ATTEMPT], len(self.attempts) + 1)
                 attempt = replace(attempt, status=STALE) if attempt.status == RUNNING else attempt
                 self.attempts.append(attempt)
                 self._params[attempt.trial] = trial.params
-            if trial.state == TrialState.RUNNING:
-                self._tell(trial.number, attempt)
-        self._write_table()
+            if not trial.state.is_finished():
+                running[trial.number] = attempt
+        self._check_table()
+        while self._record.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._record.ask()
+        for number, attempt in running.items():
+            self._tell(number, attempt)
+
+    def _check_table(self) -> None:
+        """Checks that the record has all attempts of `trials.csv`, which is then written anew."""
+        if not (table := self.folder / TABLE).exists():
+            return
+        recorded = {(str(row.attempt), row.trial, row.config_hash) for row in self.attempts}
+        with table.open(newline="", encoding="utf-8", errors="replace") as file:
+            for row in csv.DictReader(file):
+                if (row.get("attempt"), row.get("trial"), row.get("config_hash")) not in recorded:
+                    raise ValueError(f"attempt {row.get('attempt')} of {TABLE} is not in it")
 
     def _tell(self, number: int, attempt: Attempt | None) -> None:
         if attempt is not None and attempt.status == COMPLETE and attempt.best_score is not None:
@@ -207,7 +236,7 @@ class Study:
     def _write_table(self) -> None:
         columns = [item.name for item in fields(Attempt)]
         rows = [list(asdict(attempt).values()) for attempt in self.attempts if attempt.status != RUNNING]
-        write_csv(self.folder / "trials.csv", columns, rows)
+        write_csv(self.folder / TABLE, columns, rows)
 
 
 @contextmanager
@@ -228,17 +257,20 @@ def open_study(base: TrainConfig, config: StudyConfig, space: Space) -> Iterator
 
     if folder.exists():
         _check_is_same(folder, settings)
+    is_begun = (folder / TABLE).exists() or any((folder / "trials").glob("*"))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with (
             locked(folder) if folder.exists() else created(folder, begin),
             _opened(folder / RECORD) as storage,
         ):
-            record = optuna.create_study(storage=storage, study_name=base.name, load_if_exists=True)
-            seed = base.seed + len(record.get_trials(deepcopy=False))
-            record.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-            record.pruner = PRUNERS[config.prune if base.context == "search" else "never"]()
-            yield Study(base, config, space, record, str(known["git_commit"] or ""))
+            with _refusing_damage(folder / RECORD):
+                if not is_begun:
+                    optuna.create_study(storage=storage, study_name=base.name, load_if_exists=True)
+                record = optuna.load_study(storage=storage, study_name=base.name)
+                record.pruner = PRUNERS[config.prune if base.context == "search" else "never"]()
+                study = Study(base, config, space, record, str(known["git_commit"] or ""))
+            yield study
     except FolderError:
         raise StudyError(
             f"study '{base.name}' is being run by another process; wait for it or stop it"
@@ -259,6 +291,28 @@ def _check_is_same(folder: Path, settings: Mapping[str, Any]) -> None:
             )
 
 
+def _attempt(values: Any, number: int) -> Attempt:
+    """Reads an attempt as the record holds it."""
+    attempt = Attempt(**values)
+    for item in fields(Attempt):
+        value, kinds = getattr(attempt, item.name), str(item.type).replace("float", "float | int")
+        if ("None" if value is None else type(value).__name__) not in kinds.split(" | "):
+            raise TypeError(f"{item.name} of attempt {number} is {value!r}")
+    if attempt.attempt != number or attempt.status not in (RUNNING, COMPLETE, PRUNED, FAILED, STALE):
+        raise ValueError(f"attempt {number} is numbered {attempt.attempt}, with status {attempt.status!r}")
+    return attempt
+
+
+@contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Turns what a changed record leads to, such as an unknown state, into one line."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise StudyError(f"{path}: is not this study's record as it was left ({reason}); {MEND}") from None
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[optuna.storages.RDBStorage]:
     """Opens a record; an error of SQLite's becomes one line."""
@@ -275,4 +329,7 @@ def _opened(path: Path) -> Iterator[optuna.storages.RDBStorage]:
         reason = getattr(cause, "orig", cause)
         if getattr(reason, "sqlite_errorname", "") == "SQLITE_FULL":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-        raise StudyError(f"{path}: cannot be read or written ({reason}); choose another --name") from None
+        then = "choose another --name"
+        if getattr(reason, "sqlite_errorname", "") == "SQLITE_BUSY":
+            then = "close the program that uses it, and run the same command again"
+        raise StudyError(f"{path}: cannot be read or written ({reason}); {then}") from None

@@ -129,7 +129,7 @@ def scores_of(folder: Path) -> list[tuple[int, float]]:
     lines = path.read_bytes().rpartition(b"\n")[0].split(b"\n") if path.exists() else []
     scores = []
     for line in lines:
-        with suppress(ValueError):
+        with suppress(RecursionError, ValueError):
             row = json.loads(line)
             if row.get(SCORE) is not None:
                 scores.append((int(row[ITERATION]), float(row[SCORE])))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from graphs.system.errors import InputError
-from graphs.system.json_files import write_bytes_atomic
+from graphs.system.json_fields import MAX_INTEGER
+from graphs.system.json_files import is_irregular, write_bytes_atomic
 
 FORMAT = "placewalk.checkpoint/4"
 GENERATIONS = 2
 """Checkpoints that are kept."""
+STATE_WORDS = 624
+"""Words in the state of NumPy's generator, of which `pos` is an index, or their number."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -61,7 +65,7 @@ class CheckpointFolder:
     @property
     def files(self) -> list[Path]:
         """The files of all checkpoints, the oldest first."""
-        return sorted(self.folder.glob("[0-9]*.safetensors"))
+        return [path for path in sorted(self.folder.glob("*.safetensors")) if path.stem.isdecimal()]
 
     def save(self, iteration: int, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint at once, and drops those that it makes too old.
@@ -70,7 +74,7 @@ class CheckpointFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{iteration:08d}.safetensors"
-        write_checkpoint(path, FORMAT, checkpoint)
+        write_bytes_atomic(path, content_of(FORMAT, checkpoint))
         files = self.files
         n_until_now = files.index(path) + 1
         for stale in (*files[: max(n_until_now - GENERATIONS, 0)], *files[n_until_now:]):
@@ -105,6 +109,10 @@ class CheckpointFolder:
 def restoring(checkpoint: Checkpoint) -> Iterator[None]:
     """Turns errors within the block into a `CheckpointError`, as the checkpoint is not that of this run."""
     try:
+        _check_numbers(checkpoint.state)
+        iteration = checkpoint.state.get("training", {}).get("iteration")
+        if iteration is not None and checkpoint.path and int(checkpoint.path.stem) != iteration:
+            raise ValueError(f"it is of update {iteration}")
         yield
     except CheckpointError:
         raise
@@ -116,10 +124,36 @@ def restoring(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def write_checkpoint(path: Path, format: str, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint, as `write_tensors` does."""
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    for key, value in state.items():
+        if key in _RULES and not _RULES[key](value):
+            raise ValueError(f"{key} is {value!r}")
+        if isinstance(value, Mapping):
+            _check_numbers(value)
+
+
+def _is_number(value: object, least: float = -math.inf) -> bool:
+    return type(value) in (int, float) and value >= least  # type: ignore[operator]
+
+
+_RULES: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        ("iteration", "imitated", "timesteps", "updates", "steps"),
+        lambda n: type(n) is int and 0 <= n <= MAX_INTEGER,
+    ),
+    **dict.fromkeys(("wall_s", "cpu_s", "minutes"), lambda x: _is_number(x, 0) and x < math.inf),
+    "begun_s": lambda x: x is None or _is_number(x, 0),
+    "pos": lambda n: type(n) is int and 0 <= n <= STATE_WORDS,
+    "best": lambda parts: all(_is_number(x, 0) for x in parts[:2]) and all(map(_is_number, parts[2])),
+    "evaluated": lambda parts: len(parts) == 2 and all(_is_number(x) for p in parts for x in p.values()),
+}
+"""Checks of the numbers in the state of a training, by key, wherever they are in it."""
+
+
+def content_of(format: str, checkpoint: Checkpoint) -> bytes:
+    """Returns a checkpoint as the content of a file, as `write_tensors` writes it."""
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
-    write_tensors(path, format, tensors, checkpoint.state)
+    return _content(format, tensors, checkpoint.state)
 
 
 def read_checkpoint(path: Path, format: str) -> Checkpoint:
@@ -130,9 +164,14 @@ def read_checkpoint(path: Path, format: str) -> Checkpoint:
 
 def write_tensors(path: Path, format: str, tensors: Arrays, state: Mapping[str, Any]) -> None:
     """Writes contiguous arrays and JSON values as a safetensors file with a checksum, atomically."""
+    write_bytes_atomic(path, _content(format, tensors, state))
+
+
+def _content(format: str, tensors: Arrays, state: Mapping[str, Any]) -> bytes:
     text = json.dumps(state)
     metadata = {"format": format, "state": text, "sha256": _checksum(tensors, text)}
-    write_bytes_atomic(path, save(dict(tensors), metadata=metadata))
+    data: bytes = save(dict(tensors), metadata=metadata)
+    return data
 
 
 def read_tensors(path: Path, format: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -141,6 +180,8 @@ def read_tensors(path: Path, format: str) -> tuple[dict[str, NDArray[Any]], dict
     Raises:
         CheckpointError: the file cannot be read, is of another format or version, or was changed since.
     """
+    if is_irregular(path):
+        raise CheckpointError(f"{path}: is no regular file; remove it")
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -155,7 +196,7 @@ def read_tensors(path: Path, format: str) -> tuple[dict[str, NDArray[Any]], dict
         raise CheckpointError(f"{path}: is damaged: its checksum is not that of its content")
     try:
         state = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise CheckpointError(f"{path}: holds a state that is no JSON: {error}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a state that is no JSON object")

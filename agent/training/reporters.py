@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -26,7 +27,7 @@ from agent.training.metrics import (
 )
 from envs.placement.render import Picture
 from graphs.system.errors import InputError
-from graphs.system.json_files import write_bytes_atomic
+from graphs.system.json_files import is_irregular, write_bytes_atomic
 from graphs.system.progress import EventFile
 
 Metrics = Mapping[str, float]
@@ -56,7 +57,7 @@ class MetricsFile:
         path: of the file; what it holds is read and checked at once, and changed at the first report.
 
     Attributes:
-        last_iteration: of the rows that are there; 0 where there are none.
+        last_iteration: of the rows that are there without a gap from 1; 0 where there are none.
 
     Raises:
         MetricsError: the file cannot be read, or a row other than a last one that was cut off is damaged.
@@ -65,7 +66,8 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._path, self._rows = path, _read_rows(path)
         self._file: TextIO | None = None
-        self.last_iteration = max((iteration for iteration, _ in self._rows), default=0)
+        iterations = {iteration for iteration, _ in self._rows}
+        self.last_iteration = next(n for n in count() if n + 1 not in iterations)
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Appends one row and flushes it; the first replaces rows from its iteration on, of a killed run."""
@@ -207,6 +209,8 @@ class ProgressBar:
 
 def _read_rows(path: Path) -> list[tuple[int, str]]:
     """Iteration and text of each row of `metrics.jsonl`, but for a last one without its end."""
+    if is_irregular(path):
+        raise MetricsError(f"{path}: is no regular file; {MEND}")
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -215,7 +219,7 @@ def _read_rows(path: Path) -> list[tuple[int, str]]:
         try:
             row = line.decode()
             value = json.loads(row)
-        except ValueError:
+        except (RecursionError, ValueError):
             if number == len(lines):
                 break
             raise MetricsError(f"{path}:{number}: is no JSON; {MEND}") from None

@@ -143,8 +143,7 @@ def _matrix_to_json(matrix: FloatArray) -> object:
 
 def own_folder() -> Path:
     """Returns the folder that `PLACEWALK_HOME` names, by default `.placewalk` in the user's home."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named) if named else Path.home() / ".placewalk"
+    return Path(os.environ.get(FOLDER_VARIABLE) or os.path.expanduser("~/.placewalk"))
 
 
 def is_own_cluster(name: str) -> bool:

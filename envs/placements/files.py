@@ -147,8 +147,8 @@ def _stages(value: object, where: str) -> Mapping[str, int]:
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object, op name to stage number")
     found = {op: integer(stage, f"{where}: stage of {op!r}") for op, stage in value.items()}
     for op, stage in found.items():
-        if stage < 0:
-            raise FileFormatError(f"{where}: stage of {op!r} is {stage}; expected a number from 0")
+        if not 0 <= stage < len(found):
+            raise FileFormatError(f"{where}: stage of {op!r} is {stage}; expected 0 to {len(found) - 1}")
     return found
 
 

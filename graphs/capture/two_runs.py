@@ -55,8 +55,8 @@ def changed_lines(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"forward changes {shortened(', '.join(names))}, but each step begins as the capture did; make what is "
-        "to be carried on a buffer, and change that in place"
+        f"forward changes {shortened(', '.join(names))}, but each step begins as the capture did; to carry a "
+        "value on, keep it in a buffer that is changed in place"
     ]
 
 

@@ -202,8 +202,9 @@ def _lasting_streams() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         # Python has no stream, but None, for a descriptor that the shell closed.
         out, error = sys.stdout or nowhere, sys.stderr or nowhere
-        if isinstance(out, io.TextIOWrapper) and out.errors == "strict":
-            out.reconfigure(errors="replace")  # `?` for what its encoding lacks, as Python does for stderr
+        for stream in (out, error):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
+                stream.reconfigure(errors="replace")  # `?` for what its encoding lacks
         sys.stdout = cast("TextIO", _LastingStream(out, nowhere, (BrokenPipeError,)))
         sys.stderr = cast("TextIO", _LastingStream(error, nowhere, (OSError, ValueError)))
         try:

@@ -40,7 +40,7 @@ def compile_ahead(jobs: Mapping[str, Job]) -> None:
         return
     try:
         folder = own_folder(compile_ahead)
-    except OSError:
+    except (OSError, RuntimeError):  # a disk that is full, or no home
         return
     marks = {name: folder / hashlib.sha256(f"{name} {_version()}".encode()).hexdigest() for name in jobs}
     left = [name for name in jobs if not marks[name].exists()]

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from graphs.system.errors import InputError
-from graphs.system.json_files import DRAFT, draft_of, sync_folder
+from graphs.system.json_files import DRAFT, draft_of, naming, sync_folder
 
 LOCK = ".lock"
 """File that is locked while a process writes the folder; it stays when the process has ended."""
@@ -59,10 +59,11 @@ def created(folder: Path, fill: Callable[[Path], None]) -> Iterator[None]:
     draft = draft_of(folder)
     with ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, draft, ignore_errors=True)
-        draft.mkdir()
-        cleanup.enter_context(_lock(draft))
-        fill(draft)
-        _rename(draft, folder)
+        with naming(folder):
+            draft.mkdir()
+            cleanup.enter_context(_lock(draft))
+            fill(draft)
+            _rename(draft, folder)
         yield
 
 

@@ -9,8 +9,11 @@ import gzip
 import io
 import json
 import os
+import secrets
+import stat
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +21,6 @@ from graphs.system.errors import InputError
 
 DRAFT = ".*.tmp"
 """Pattern of the names of drafts."""
-
 
 MAX_DECOMPRESSED_BYTES = 2**30
 """Bytes that a gzip file may decompress to where nothing else is said: some thirty times the largest graph of
@@ -109,26 +111,70 @@ def write_json_lines_atomic(path: str | os.PathLike[str], values: Iterable[objec
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file at once: a reader, or a crash, sees the old bytes or the new, never a part.
+    """Replaces a file as `write_all_atomic` does."""
+    write_all_atomic({Path(path): data})
 
-    A name ending in `.gz` is compressed without a time stamp, so equal data make equal files.
+
+def write_all_atomic(files: Mapping[Path, bytes]) -> None:
+    """Replace files at once: a reader, or a crash, sees the old bytes of each or the new, never a part.
+
+    No file is replaced before all are on disk, so that a full disk leaves all of them as they were. A name
+    ending in `.gz` is compressed without a time stamp, so equal data make equal files. The file that a link
+    leads to is replaced; mode and, where permitted, owner stay. A device or pipe is written to.
+
+    Raises:
+        OSError: one cannot be written; the error names its path.
     """
-    target = Path(path)
-    draft = draft_of(target)
+    with ExitStack() as drafts:
+        written = {path: drafts.enter_context(_written(path, data)) for path, data in files.items()}
+        for path, draft in written.items():
+            if draft != path:
+                with naming(path):
+                    sync_folder(draft.replace(os.path.realpath(path)).parent)
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """Writes to a draft beside a file, or to a device or a pipe itself; yields which it was."""
+    before, draft, flags = None, draft_of(Path(os.path.realpath(path))), os.O_CREAT | os.O_EXCL
+    with naming(path), suppress(FileNotFoundError):
+        before = os.stat(path)
+        if not stat.S_ISREG(before.st_mode):
+            draft, flags = path, os.O_NONBLOCK  # an error where nobody reads a pipe
     try:
-        with draft.open("wb") as file:
-            file.write(_gzip(data) if target.suffix == ".gz" else data)
+        mode = 0o666 if before is None else stat.S_IRUSR | stat.S_IWUSR
+        with naming(path), open(os.open(draft, os.O_WRONLY | flags, mode), "wb") as file:
+            os.set_blocking(file.fileno(), True)
+            for owner, group in ((-1, before.st_gid), (before.st_uid, -1)) if before else ():
+                with suppress(OSError):
+                    os.fchown(file.fileno(), owner, group)
+            if before:
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            file.write(_gzip(data) if path.suffix == ".gz" else data)
             file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+            if draft != path:
+                os.fsync(file.fileno())
+        yield draft
     finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(target.parent)
+        if draft != path:
+            draft.unlink(missing_ok=True)
 
 
 def draft_of(target: Path) -> Path:
-    """Path that this process writes before it renames it to the target."""
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Makes a path, which no other process or thread has, to write before it is renamed to the target.
+
+    Names may have 255 bytes in all, so that it takes only the beginning of the target's.
+    """
+    return target.with_name(f".{target.name[:32]}.{secrets.token_hex(8)}.tmp")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes the system's errors name the path that a caller means, not that of a draft or none."""
+    try:
+        yield
+    except OSError as error:
+        raise error if error.errno is None else OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync_folder(folder: Path) -> None:
@@ -150,7 +196,7 @@ def read_text(path: Path, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> str:
         FileFormatError: the path is no readable file, is too large, or holds no text.
     """
     try:
-        if path.exists() and not path.is_file():
+        if is_irregular(path):
             raise FileFormatError(f"{path}: is no regular file; expected a file of text")
         return _read_bytes(path, limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -163,6 +209,11 @@ def read_text(path: Path, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> str:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{str(path)!r}: is no path: {error}") from None
+
+
+def is_irregular(path: Path) -> bool:
+    """Says whether a path is a folder, a device, or a pipe, whose reader may wait for ever."""
+    return path.exists() and not path.is_file()
 
 
 def _read_bytes(path: Path, limit_bytes: int) -> bytes:
@@ -213,11 +264,13 @@ class Journal:
         read: takes each value that the file holds and its place, which begins the message of any error.
 
     Raises:
-        JournalError: a line holds no strict JSON, or `read` raised `FileFormatError`.
+        JournalError: no regular file, a line holds no strict JSON, or `read` raised `FileFormatError`.
     """
 
     def __init__(self, path: Path, read: Callable[[object, str], None]) -> None:
         self._path = path
+        if is_irregular(path):
+            raise JournalError(f"{path}: is no regular file; remove it")
         whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
         for number, line in enumerate(whole.split(b"\n"), start=1):
             if line:
@@ -232,7 +285,7 @@ class Journal:
         Raises:
             ValueError: the value holds NaN or an infinity.
         """
-        with self._path.open("ab") as file:
+        with naming(self._path), self._path.open("ab") as file:
             file.write(json.dumps(value, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,16 @@ def test_a_checkpoint_of_another_run_is_refused(
         lambda tensors, state: state["ppo"].pop("random"),
         lambda tensors, state: state.update(training=[1, 2]),
         lambda tensors, state: state.pop("best"),
+        lambda tensors, state: state["training"].update(iteration=4),
+        lambda tensors, state: state["training"].update(iteration=True),
+        lambda tensors, state: state["training"].update(imitated=-1),
+        lambda tensors, state: state["training"].update(wall_s=float("nan")),
+        lambda tensors, state: state["ppo"].update(timesteps="640"),
+        lambda tensors, state: state["ppo"].update(updates=2**70),
+        lambda tensors, state: state["ppo"]["random"].update(pos=10**6),
+        lambda tensors, state: state.update(best=[None, 0, []]),
+        lambda tensors, state: state.update(evaluated=[{}, {}, {}]),
+        lambda tensors, state: [phase.update(steps=1.5) for phase in state["phases"].values()],
         lambda tensors, state: state["ppo"]["env"].update(round=[99]),
         lambda tensors, state: state["ppo"]["env"].update(rng={}),
         lambda tensors, state: tensors.pop("random/torch"),
@@ -99,6 +110,45 @@ def test_damaged_metrics_are_refused(place: Path, capsys: pytest.CaptureFixture[
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"[]\n", *lines[3:]]))
     refused(capsys, "damaged", "runs/damaged/metrics.jsonl:3: ")
+
+
+@pytest.mark.parametrize("change", ["empty", "gone", "a row gone", "of a longer run"])
+def test_rows_that_a_checkpoint_comes_after_are_missed(
+    place: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    run = begin("run", updates=3)
+    metrics, row = run / "metrics.jsonl", 1
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("")
+    if change == "gone":
+        metrics.unlink()
+    elif change == "a row gone":
+        metrics.write_text("".join([*lines[:2], *lines[3:]]))
+        row = 2
+    elif change == "of a longer run":
+        metrics.write_text("".join(lines))
+        shutil.rmtree(run / "checkpoints")
+        shutil.copytree(begin("longer") / "checkpoints", run / "checkpoints")
+        row = 4
+    refused(capsys, "run", f"metrics.jsonl: has no row of update {row}, though 0000000")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/00000005.safetensors"])
+def test_a_pipe_is_no_file_of_a_run(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    run = begin("run")
+    for path in checkpoints(run)[:-1]:
+        path.unlink()
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    capsys.readouterr()
+    resume("run", code=2)
+    assert f"{name}: is no regular file" in capsys.readouterr().err
+
+
+def test_rows_that_are_nested_deeply_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = begin("damaged") / "metrics.jsonl"
+    path.write_text("[" * 99999 + "\n" + path.read_text())
+    refused(capsys, "damaged", "runs/damaged/metrics.jsonl:1: is no JSON")
 
 
 IMITATION = ("--imitation-epochs", "4", "--search", "50", "--demonstrations", "1")

@@ -22,19 +22,20 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
-from agent.policy.serialization import PolicyCard, load_policy, save_policy
-from agent.training.checkpoints import Checkpoint, read_checkpoint, restoring, write_checkpoint
+from agent.policy.serialization import PolicyCard, load_policy, policy_files
+from agent.training.checkpoints import Checkpoint, content_of, read_checkpoint, restoring
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementPolicy
 from agent.training.reinforcement.collection import Ended, collect
 from agent.training.reinforcement.recording import critic_arrays
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
-from agent.training.reinforcement.saving import capture, restore
+from agent.training.reinforcement.saving import capture, check_policy, restore
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from graphs.system.errors import checked
+from graphs.system.json_files import write_all_atomic
 
 DEFAULTS = TrainConfig()
 FORMAT = "placewalk.ppo/1"
@@ -239,7 +240,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             hook.remove()
 
     def save(self, path: str | Path, exclude: object = None, include: object = None) -> None:
-        """Writes a folder, nothing of which is pickled: a policy, and what continues its training.
+        """Writes a folder, nothing of which is pickled: a policy and what continues its training.
 
         The folder is one for `evaluate.py --policy`, `train_agent.py --init` and `load_policy`, too.
 
@@ -251,11 +252,10 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         seen = describe_seen(problem.graph for problem in _problems_of(self.env))
         card = PolicyCard(placer.network.shape, seen, placer.mdp_config.to_json())
-        save_policy(folder, placer.network, card)
         saved = capture(self)
-        write_checkpoint(
-            folder / TRAINING, FORMAT, Checkpoint(saved.tensors, {**saved.state, "arguments": self._plain})
-        )
+        training = Checkpoint(saved.tensors, {**saved.state, "arguments": self._plain})
+        files = policy_files(folder, placer.network, card)
+        write_all_atomic({**files, folder / TRAINING: content_of(FORMAT, training)})
 
     @classmethod
     def load(cls, path: str | Path, env: Any = None, **arguments: Any) -> Self:
@@ -266,7 +266,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             arguments: in place of those of the saved model, and those that are functions, as schedules.
 
         Raises:
-            CheckpointError, PolicyFileError: a file that is missing, damaged or foreign.
+            CheckpointError, PolicyFileError: a file that is missing, damaged, foreign or of another save.
             ValueError: no environment; `load_policy` reads a policy without one.
         """
         if env is None:
@@ -280,6 +280,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         with restoring(saved):
             given = {**saved.state["arguments"], **arguments}
             model = cls("PlacementPolicy", env, policy_kwargs=policy_kwargs, **given)
+            check_policy(model, saved)
             restore(model, saved)
         return model
 

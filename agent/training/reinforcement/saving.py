@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sb3_contrib import MaskablePPO
 
-from agent.training.checkpoints import Checkpoint, under
+from agent.training.checkpoints import Checkpoint, CheckpointError, under
 
 
 def capture(ppo: MaskablePPO) -> Checkpoint:
@@ -57,6 +57,21 @@ def restore(ppo: MaskablePPO, checkpoint: Checkpoint) -> None:
     }
     np.random.set_state(generator)  # noqa: NPY002 (SB3 shuffles with it)
     ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
+
+
+def check_policy(ppo: MaskablePPO, checkpoint: Checkpoint) -> None:
+    """Checks that a captured state has the weights of a policy that was saved with it.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    saved = under("policy/", checkpoint.tensors)
+    for name, weights in ppo.policy.state_dict().items():
+        if name in saved and not torch.equal(weights.cpu(), saved[name]):
+            raise CheckpointError(
+                f"{checkpoint.path}: was not saved with the policy beside it ({name} differs); "
+                "put the files of one save together, or read the policy alone with load_policy"
+            )
 
 
 def _check_slots(slots: Mapping[int, Mapping[str, torch.Tensor]], weights: Sequence[torch.Tensor]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from agent.contexts import distributed
 from agent.contexts.process_group import ProcessGroup
 from agent.training.reinforcement import actor_critic
 from agent.training.trainer import Result, train
@@ -138,3 +141,12 @@ def test_exchanges(tmp_path: Path) -> None:
         assert found["sums"] == [[3.0], [[20.0, 20.0], [20.0, 20.0]]]
         assert found["flags"] == [False, False, True, False]
         assert found["said"] == b"from 0"
+
+
+def test_a_worker_stops_when_torchrun_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents, told = iter([7, 7, 1]), list[tuple[int, ...]]()
+    monkeypatch.setattr(distributed, "ONE_SIGNAL_S", 0.01)
+    monkeypatch.setattr("os.getppid", lambda: next(parents))
+    monkeypatch.setattr("os.kill", lambda *words: told.append(words))
+    distributed._stop_with(7)
+    assert told == [(os.getpid(), SIGTERM)]

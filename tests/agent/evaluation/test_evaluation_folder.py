@@ -2,7 +2,10 @@
 
 import json
 import math
+import re
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +55,10 @@ def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
     [
         ({"step_time_s": "2.0"}, "step_time_s: is a string; expected a number"),
         ({"step_time_s": math.nan}, "NaN is no JSON number"),
+        ({"step_time_s": -1.0}, "step_time_s: is -1.0; expected at least 0"),
+        ({"step_time_s": 0}, "step_time_s is 0; expected more, as one device takes time"),
+        ({"wall_s": -1}, "wall_s: is -1.0; expected at least 0"),
+        ({"improvements": [[1, 0.0, -1.0]]}, "improvements: is -1.0; expected at least 0"),
         ({"seed": 0.5}, "seed: is 0.5; expected an integer"),
         ({"seed": True}, "seed: is True; expected an integer"),
         ({"feasible": 1}, "feasible: is 1; expected true or false"),
@@ -96,6 +103,29 @@ def refused_as(folder, journal, clause):
     assert str(refused.value).isprintable()
     assert (folder / "journal.jsonl").read_bytes() == journal
     assert (folder / "results.csv").read_bytes() == results
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "cannot be read: No such file or directory; remove"),
+        (lambda path: path.write_text("{"), "is no strict JSON: .*; remove"),
+        (lambda path: path.write_text(path.read_text().replace('"gpu', '"cpu')), "op '.*' is on 'cpu"),
+        (
+            lambda path: shutil.rmtree(path.parents[2]),
+            ".*No such file or directory, and [0-9]+ more are damaged; ",
+        ),
+    ],
+)
+def test_a_stored_placement_that_is_lost_is_said(tmp_path, capsys, damage, message):
+    evaluate(small_spec(), tmp_path, report=quiet)
+    evaluate(small_spec(), tmp_path, report=quiet)
+    assert not capsys.readouterr().err
+    damage(next(tmp_path.rglob("placements/**/*.json")))
+    evaluate(small_spec(), tmp_path, report=quiet)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"placements/.*json: {message}", line)
+    assert line.endswith("remove the trial's lines from journal.jsonl to make it again")
 
 
 @pytest.mark.parametrize("settings", [b"", b"{", b"[]", b"\xff", b'{"format": "other"}'])

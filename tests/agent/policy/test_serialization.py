@@ -133,6 +133,10 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         (change("config", {"passes": 101}), "config: passes is 101; use at most 100"),
         (change("config", {"start": "annealing"}), "config: start is 'annealing'; use best, "),
         (change("config", {"start": None}), "config: start is None; use a string"),
+        *(
+            (change("config", {"order": order}), "config: order: is")
+            for order in ("topo", 5, None, [1], [[]])
+        ),
         (change("seen", {}), "array"),
         (change("seen", [{"name": "x"}]), "missing"),
         (change("shape.encoder", "gnn"), "unknown encoder"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -138,3 +140,108 @@ def test_other_settings_and_damage_are_one_line(stack: ExitStack) -> None:
     (folder / "study.json").unlink()
     with pytest.raises(StudyError, match="is no study"):
         opened(stack)
+
+
+def test_a_search_draws_the_same_whenever_it_is_killed(stack: ExitStack) -> None:
+    """Also what was not drawn before the kill, with what ended so far in mind."""
+    draws: list[list[object]] = []
+    for kills in ((), (0, 3, 11)):
+        stack.close()
+        shutil.rmtree("runs", ignore_errors=True)
+        draws.append([])
+        study, trials = opened(stack, replace(SEARCH, trials=12))
+        for number, trial in enumerate(trials):
+            if number in kills:
+                study.begin(trial)
+                study, _ = opened(stack, replace(SEARCH, trials=12))
+            running = study.begin(trial)
+            draws[-1].append(running.trial.params)
+            score = abs(running.trial.config.learning_rate - 0.01)
+            study.end(running, {"status": "complete", "best_score": score})
+    assert draws[0] == draws[1]
+    assert len({str(params) for params in draws[0]}) == 12
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with an attempt that ended and one that was killed, and `other` of the same name."""
+    folder = tmp_path_factory.mktemp("left")
+    for name, config in (("left", SEARCH), ("other", replace(SEARCH, vary=("hidden=4:32",)))):
+        with contextlib.chdir(folder), ExitStack() as stack:
+            study, trials = opened(stack, config)
+            running = study.begin(trials[0])
+            scored(study, running, 0.9, 0.5)
+            study.end(running, DONE)
+            study.begin(trials[1])
+        (folder / "runs" / "s").rename(folder / name)
+    return folder
+
+
+ATTEMPTS = "UPDATE trial_user_attributes SET value_json = "
+DAMAGES = (
+    f"{ATTEMPTS}'5'",
+    f"{ATTEMPTS}'{{'",
+    f"{ATTEMPTS}'{'[' * 99999}'",
+    f"""{ATTEMPTS}replace(value_json, '"seed": 0', '"seed": "0"')""",
+    f"""{ATTEMPTS}replace(value_json, '"attempt": 1', '"attempt": 9')""",
+    f"{ATTEMPTS}replace(value_json, 'complete', 'begun')",
+    "UPDATE trials SET state = 'BEGUN'",
+    "UPDATE trials SET state = 'COMPLETE'",
+    "UPDATE trial_params SET distribution_json = '{}'",
+    "UPDATE trial_params SET distribution_json = replace(distribution_json, '32', '3')",
+    "UPDATE trial_params SET param_value = 'x'",
+    "UPDATE trial_values SET value = 'x'",
+    "UPDATE trial_intermediate_values SET intermediate_value = 'x'",
+    "UPDATE study_directions SET direction = 'MAXIMIZE'",
+    "DELETE FROM trial_user_attributes",
+    "DELETE FROM trials",
+    "DELETE FROM studies",
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_record_that_was_changed_is_refused(stack: ExitStack, left: Path, damage: str) -> None:
+    file = shutil.copytree(left / "left", Path("runs/s")) / "optuna.db"
+    with closing(sqlite3.connect(file)) as record, record:
+        record.execute(damage)
+    refused(stack, left, file)
+
+
+@pytest.mark.parametrize("other", ["gone", "empty", "other", "same name"])
+def test_a_record_of_another_study_is_refused(stack: ExitStack, left: Path, other: str) -> None:
+    """So is none, where the study was begun; the table, or the folders of its trials, tell."""
+    file = shutil.copytree(left / "left", Path("runs/s")) / "optuna.db"
+    file.unlink()
+    if other == "empty":
+        file.touch()
+    elif other != "gone":
+        shutil.copy(left / "other" / "optuna.db", file)
+    if other == "other":
+        with closing(sqlite3.connect(file)) as record, record:
+            record.execute("UPDATE studies SET study_name = 'another'")
+    refused(stack, left, file)
+    Path("runs/s/trials.csv").unlink()
+    if other != "same name":
+        with pytest.raises(StudyError, match="put it back, or choose another --name"):
+            opened(stack)
+
+
+def refused(stack: ExitStack, left: Path, file: Path) -> None:
+    """Checks that opening a study is refused in one line, and writes nothing."""
+    before = file.read_bytes() if file.exists() else b""
+    with pytest.raises(StudyError, match=r"optuna.db: is not this study's record as it was left \(.*"):
+        opened(stack)
+    assert Path("runs/s/trials.csv").read_bytes() == (left / "left" / "trials.csv").read_bytes()
+    assert not before or file.read_bytes() == before
+
+
+def test_a_record_that_another_program_locks_is_named(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.studies.record.PATIENCE_S", 0.1)
+    opened(stack)
+    stack.close()
+    with closing(sqlite3.connect("runs/s/optuna.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StudyError, match=r"\(database is locked\); close the program that uses it"):
+            opened(stack)

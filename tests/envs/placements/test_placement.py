@@ -91,6 +91,7 @@ BAD_RECORDS = {
         record(device_of=GOOD | {"mm": 0}),
         "device of 'mm': is a number; expected a string",
     ),
+    "stages without end": (record(stage_of={"mm": 10**9, "add": 0}), "stage of 'mm' is 1.*; expected 0 to 1"),
     "another graph": (record(graph="h"), "is for graph 'h', not for 'g'"),
     "another cluster": (record(cluster="4xv100"), "is for cluster '4xv100', not for '2xk80'"),
     "unknown op": (record(device_of=GOOD | {"x": "gpu0"}), "op 'x' is not in graph 'g'"),

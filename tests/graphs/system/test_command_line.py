@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 import weakref
@@ -177,3 +178,31 @@ def test_another_thread_just_runs_the_block() -> None:
     thread.start()
     thread.join()
     assert done == ["run"]
+
+
+def test_what_an_encoding_lacks_is_a_question_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        (tmp_path / "out").open("w", encoding="ascii") as out,
+        (tmp_path / "err").open("w", encoding="ascii", errors="backslashreplace") as error,
+    ):
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", error)
+
+        def work() -> int:
+            print("\N{GREEK SMALL LETTER ALPHA}\udcc3")
+            raise InputError("gr\N{LATIN SMALL LETTER A WITH DIAERESIS}: is bad")
+
+        assert run_command("tool.py", work) == 2
+    assert (tmp_path / "out").read_text() == "??\n"
+    assert (tmp_path / "err").read_text() == "tool.py: gr?: is bad\n"
+
+
+def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
+    code = f"import os; os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r})"
+    code += "; os.rmdir(os.getcwd()); import agent.commands"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 2
+    assert done.stderr == "-c: the working directory was removed; use another\n"

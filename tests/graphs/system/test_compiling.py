@@ -55,3 +55,13 @@ def test_jobs_run_once_and_those_that_died_again(
     assert "1/1" in capfd.readouterr().err
     compile_ahead(jobs)
     assert not capfd.readouterr().err
+
+
+def test_nothing_is_compiled_ahead_where_nobody_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    compile_ahead({"job": os.getpid})

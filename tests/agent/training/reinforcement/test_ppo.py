@@ -269,6 +269,30 @@ def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         PlacementPPO.load(tmp_path / "model", env)
 
 
+def test_a_full_disk_leaves_the_save_before(tmp_path: Path) -> None:
+    env, folder = PlacementVecEnv(problems(), N_PLACES), tmp_path / "model"
+    ppo = make(env)
+    ppo.save(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / TRAINING).unlink()
+    (folder / TRAINING).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{folder / TRAINING}'"):
+        ppo.learn(N_STEPS * N_PLACES).save(folder)
+    (folder / TRAINING).unlink()
+    (folder / TRAINING).write_bytes(before[TRAINING])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    PlacementPPO.load(folder, env)
+
+
+def test_a_training_of_another_save_is_refused(tmp_path: Path) -> None:
+    ppo = make(PlacementVecEnv(problems(), N_PLACES))
+    ppo.save(tmp_path / "old")
+    ppo.learn(N_STEPS * N_PLACES).save(tmp_path / "new")
+    (tmp_path / "old" / TRAINING).replace(tmp_path / "new" / TRAINING)
+    with pytest.raises(CheckpointError, match=f"{TRAINING}: was not saved with the policy beside it"):
+        PlacementPPO.load(tmp_path / "new", ppo.env)
+
+
 def wrapped(some: Sequence[Problem]) -> Any:
     return VecCheckNan(PlacementVecEnv(some, 2))
 

@@ -39,13 +39,18 @@ class PipelineRunner(StepRunner):
         settings: as a `StepRunner` takes them.
 
     Raises:
-        PipelineError: torch cannot split the module, or the devices are CPUs and GPUs.
+        PipelineError: torch cannot split the module, a parameter has a hook, or devices are CPUs and GPUs.
         ExecutionError: as a `StepRunner`.
     """
 
     def __init__(self, stages: TorchStages, processes: Devices, **settings: Any) -> None:
         self.cuts, self.batch_dim = stages.cuts, stages.batch_dim
         self._stages, self._count = stages, stages.pipeline.microbatches
+        if hooks := stages.captured.step.hooks:
+            raise PipelineError(
+                f"the gradient of '{min(hooks)}' has a hook, which the processes of a pipeline cannot run; "
+                "run plan.pipeline_stages under torchrun, which runs it for each microbatch"
+            )
         if self.cuts.n_moved:
             print(self.cuts, file=sys.stderr)
         super().__init__(stages.captured, self.cuts.stages.device_of, stages.module, processes, **settings)

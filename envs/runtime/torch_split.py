@@ -31,11 +31,12 @@ from graphs.capture.captured_step import CapturedStep
 from graphs.capture.checkpoints import marked_regions
 from graphs.capture.module_calls import call_of, record_calls
 from graphs.capture.step import Step, one_line
-from graphs.capture.tracing import FlatState
+from graphs.capture.tracing import FlatState, without_generators
 
 MODEL = "model."
 """Beginning of the paths of the module in a part."""
 LOSS = (torch.empty((), device="meta"),)
+ASSIGNING = tuple(getattr(torch.ops.aten, name).default for name in ("detach", "clone", "copy_"))
 PART = f"part.{MODEL}"
 """Beginning of these paths in a stage."""
 
@@ -281,12 +282,19 @@ def _stages(graph: fx.Graph, paths: Sequence[str]) -> dict[fx.Node, int]:
     stages: dict[fx.Node, int] = {}
     stage = 0
     for node in (node for node in graph.nodes if node.op == "call_function"):
-        call = call_of(node)
+        results = [] if isinstance(node.target, OpOverload) else node.users  # of code under no_grad
+        call = next(filter(None, map(call_of, [node, *results])), None)
         if call is not None and any(
             f"{call.path}.".startswith(f"{path}.") for path in paths[stage : stage + 1]
         ):
             stage += 1
-        stages[node] = stages[node.args[0]] if node.target is operator.getitem else stage
+        made_in = [stages[each] for each in node.all_input_nodes if each in stages]
+        # What carries an assignment stands around the forward pass, but belongs to what is assigned and read.
+        follows = node.target is operator.getitem or (call is None and node.target in ASSIGNING)
+        stages[node] = max(made_in) if follows and made_in else stage
+    for node in stages:
+        if call_of(node) is None and node.target in ASSIGNING and node.users:
+            stages[node] = max(stages[node], min(stages.get(user, stage) for user in node.users))
     if stage < len(paths):
         raise PipelineError(
             f"no stage can begin with module '{paths[stage]}', as torch.export makes one op of the code "
@@ -300,7 +308,9 @@ def _traced(step: Step) -> fx.GraphModule:
     arguments = tuple(torch.zeros(each.shape, dtype=each.dtype, device=device) for each in step.tensors)
     try:
         with fx.traceback.preserve_node_meta(), record_calls(*step.models), marked_regions():
-            return torch.export.export(FlatState(step), arguments).module(check_guards=False)
+            traced = torch.export.export(FlatState(step), arguments).module(check_guards=False)
+            without_generators(traced.graph)
+            return traced
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise PipelineError(f"torch.export cannot trace the module: {one_line(cause)}") from error

@@ -57,9 +57,11 @@ class Carried(TorchFunctionMode):
             self.n_items += 1
             if self._items_are_tensors:
                 return args[0].detach().clone()
-        if getattr(func, "__name__", "") == "__set__" and func.__self__ is Tensor.data:
-            with torch.no_grad():
+        if getattr(func, "__self__", None) is Tensor.data:
+            if func.__name__ == "__set__":
                 return assign(args[0], args[1], f"a tensor {list(args[0].shape)}")
+            if torch.compiler.is_exporting():  # which loses where `.data` is from
+                return args[0].detach()
         return func(*args, **kwargs)
 
     def _bound(self, value: Any, frame: FrameType) -> Any:
@@ -89,7 +91,7 @@ def assign(tensor: Tensor, value: Tensor, what: str) -> None:
             f"forward gives {what} the shape {list(value.shape)} and {value.dtype}, which had "
             f"{list(tensor.shape)} and {tensor.dtype}; run the module once before it is placed"
         )
-    tensor.copy_(value)
+    (tensor.detach() if tensor.requires_grad else tensor).copy_(value)
 
 
 def carry_assignments(
@@ -111,9 +113,8 @@ def carry_assignments(
             "change it in place, under torch.no_grad()"
         )
     values = {path: value.detach().clone() for path, value in assigned.items()}
-    with torch.no_grad():
-        for path, value in values.items():
-            assign(state[path], value, f"'{path}'")
+    for path, value in values.items():
+        assign(state[path], value, f"'{path}'")
 
 
 def hooked(tensor: Tensor, hooks: Sequence[Any]) -> Tensor:

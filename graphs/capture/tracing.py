@@ -27,7 +27,7 @@ from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
 from graphs.capture.step import Step, describe_failure
 from graphs.capture.two_runs import changed_lines, find_losses
-from graphs.capture.values import node_value
+from graphs.capture.values import constant_value
 
 TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
@@ -97,20 +97,18 @@ def trace(step: Step) -> Trace:
                 traced = _trace_as_compiled(step)
         finally:
             step.restore()
-    traced.lost = lost if is_settled else lost + changed_lines(step.changed)
-    if _leave_out_generators(traced):
-        traced.lost.append(OWN_GENERATOR)
+    traced.lost += lost if is_settled else lost + changed_lines(step.changed)
     return traced
 
 
-def _leave_out_generators(trace: Trace) -> bool:
+def without_generators(graph: fx.Graph) -> bool:
     """Makes ops draw from the generator of their device, which alone is there; says whether others did."""
-    generators = [node for node in trace.sources if isinstance(node_value(node), torch.Generator)]
+    nodes = graph.find_nodes(op="get_attr")
+    generators = [node for node in nodes if isinstance(constant_value(node), torch.Generator)]
     for node in generators:
         for user in list(node.users):
             user.kwargs = {name: None if value is node else value for name, value in user.kwargs.items()}
-        trace.nodes.remove(node)
-        del trace.sources[node]
+        graph.erase_node(node)
     return bool(generators)
 
 
@@ -174,7 +172,9 @@ def trace_joint(step: Step) -> Trace:
     graph = _joint_graph(step, functionalize=step.known_values is not None)
     if any(is_mutable(node) for node in graph.nodes):
         graph = _joint_graph(step, functionalize=True)
+    draws_elsewhere = without_generators(graph)
     read = _read_joint(graph, list(step.state))
+    read.lost = [OWN_GENERATOR] if draws_elsewhere else []
     if step.known_values:
         read.held = step.known_values.held(read.nodes)
     return read
@@ -288,10 +288,12 @@ def trace_plainly(step: Step) -> Trace:
 
     with step.fake_mode:
         graph = make_fx(run, tracing_mode="fake")(list(step.state.values()), list(step.tensors)).graph
+    draws_elsewhere = without_generators(graph)
     *nodes, output = graph.nodes
     returned = list(output.args[0])
     results, found = returned[: len(returned) - len(trained)], returned[len(returned) - len(trained) :]
     trace = Trace(nodes, outputs=[node for node in results if isinstance(node, fx.Node)])
+    trace.lost = [OWN_GENERATOR] if draws_elsewhere else []
     names = [*step.state, *(f"input.{index}" for index in range(len(step.tensors)))]
     trace.sources = dict(zip(graph.find_nodes(op="placeholder"), names, strict=True))
     trace.sources |= {node: str(node.target) for node in graph.find_nodes(op="get_attr")}

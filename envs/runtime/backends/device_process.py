@@ -180,6 +180,6 @@ class DeviceHost:
 
 def reason(error: Exception) -> str:
     """Tells in one line why a command failed."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     text = ": ".join([*([] if isinstance(error, InputError) else [type(error).__name__]), *lines[:1]])
     return f"out of memory ({text})" if is_out_of_memory(error) else text

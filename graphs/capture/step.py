@@ -27,6 +27,9 @@ from graphs.system.user_code import user_line
 
 NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
 
+ONCE = "run the module once before it is placed"
+FUSED_OBSERVER = "FusedMovingAvgObsFakeQuantize"
+"""Module for training in low precision whose op resizes its buffers, but not on fake tensors."""
 FSDP = {"FSDPModule", "FullyShardedDataParallel"}
 REMEDIES = {
     "two devices|different devices|CUDA enabled|CUDA GPUs|NVIDIA driver": "forward puts tensors on devices "
@@ -134,6 +137,7 @@ class Step(nn.Module):
         if self.restores and self.changed:
             self._attributes.restore()
         before = dict(zip(self.state, state, strict=True))
+        shapes = {path: tensor.shape for path, tensor in before.items()}
         # What is assigned to is copied, as its backward pass may read what it was.
         given = before | {path: before[path].clone() for path in self.assigned}
         given |= {path: hooked(before[path], hooks) for path, hooks in self.hooks.items()}
@@ -146,6 +150,8 @@ class Step(nn.Module):
                 made = torch.func.functional_call(self, by_path, tuple(tensors))
         finally:
             self.binds, self.n_items = self.binds or carried.binds, carried.n_items
+        if resized := [path for path, shape in shapes.items() if before[path].shape != shape]:
+            raise CaptureError(f"forward resizes '{resized[0]}'; {ONCE}")
         assigned = {
             path: by_path[f"model.{path}"] for path in given if by_path[f"model.{path}"] is not given[path]
         }
@@ -280,6 +286,8 @@ class Step(nn.Module):
                         f"'{path}' is TorchScript (scripted, traced or loaded by torch.jit), whose ops no "
                         "trace sees; give the module that it was made from"
                     )
+                if type(part).__name__ == FUSED_OBSERVER and part.is_per_channel and part.scale.numel() == 1:
+                    raise CaptureError(f"forward resizes buffers of '{path}'; {ONCE}")
                 values = {**vars(part), **part._buffers, **part._parameters}
                 for name, tensor in values.items():
                     if not isinstance(tensor, Tensor) or id(tensor) in memo:

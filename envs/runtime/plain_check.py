@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,6 +88,8 @@ class PlainCheck:
         carried = Carried(self._plain, self._paths, trains=False, items_are_tensors=False)
         try:
             with torch.random.fork_rng(devices=()), foreign_draws(), carried, self._draws:
+                for _ in range(N_STEPS - self._n_left):  # these go on from step to step
+                    random.random(), np.random.random()  # noqa: NPY002
                 for tensors in batches:
                     made = step.call(self._plain, [tensor.cpu().clone() for tensor in tensors])
                     if step.has_loss and made.requires_grad:

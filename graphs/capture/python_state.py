@@ -45,16 +45,20 @@ class PythonState:
         for (path, part), before in zip(self._parts, self._before, strict=True):
             now = _attributes(part)
             for name in before.keys() | now.keys():
-                if name not in before or name not in now or not _same(before[name], now[name], set()):
+                if _differs(name, before, now):
                     inside = _changed_keys(before, now) if name in ("_buffers", "_modules") else [name]
                     paths |= dict.fromkeys(printable(f"{path}{path and '.'}{each}") for each in inside)
         return sorted(paths)
 
     def restore(self) -> None:
-        """Gives the modules the attributes that they had."""
-        for (_, part), before in zip(self._parts, self._copied(self._before), strict=True):
-            for name in _attributes(part).keys() - before.keys():
+        """Gives the modules the attributes that they had; what did not change stays the same object."""
+        lost = []
+        for (_, part), before in zip(self._parts, self._before, strict=True):
+            now = _attributes(part)
+            for name in now.keys() - before.keys():
                 del vars(part)[name]
+            lost.append({name: value for name, value in before.items() if _differs(name, before, now)})
+        for (_, part), before in zip(self._parts, self._copied(lost), strict=True):
             vars(part).update(before)
         for (_, part), before in zip(self._parts, self._hooks, strict=True):
             for name, hooks in _hooks_of(part):
@@ -95,6 +99,10 @@ def _hooks_of(part: nn.Module) -> list[tuple[str, dict[int, Any]]]:
     return [
         (name, value) for name, value in vars(part).items() if name in OF_TORCH and isinstance(value, dict)
     ]
+
+
+def _differs(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return name not in before or name not in now or not _same(before[name], now[name], set())
 
 
 def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from graphs.capture.carried import Carried, carry_assignments, carry_cumulative_averages, hooked
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, MadeUpAnswers, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
-from graphs.capture.python_state import PythonState
+from graphs.capture.python_state import PythonState, foreign_draws
 from graphs.capture.structures import as_arguments, holds_tensors, leaves_of
 from graphs.capture.values import why_not_costed
 from graphs.system.errors import printable, shortened
@@ -65,6 +65,7 @@ class Step(nn.Module):
         changed: paths of the attributes that the last run of `forward` changed.
         made_up: answers that stand for values in runs on fake tensors.
         assigned: paths of the tensors to which `forward` assigns others.
+        drawn: names of the generators, other than torch's, that drew numbers in the last run.
         restores: whether each run begins with the attributes that the module had.
         items_are_tensors: whether `tensor.item()` stays a tensor.
         binds: whether a closure holds tensors of the module itself.
@@ -90,6 +91,7 @@ class Step(nn.Module):
         self._paths = WeakIdKeyDictionary()
         self.model, self._module = self._fake_module(module), weakref.ref(module)
         self.changed: list[str] = []
+        self.drawn: list[str] = []
         self.assigned: set[str] = set()
         self.restores = self.items_are_tensors = True
         self.binds, self.n_items = False, 0
@@ -146,7 +148,7 @@ class Step(nn.Module):
             self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
         )
         try:
-            with carried:
+            with carried, foreign_draws() as self.drawn:
                 made = torch.func.functional_call(self, by_path, tuple(tensors))
         finally:
             self.binds, self.n_items = self.binds or carried.binds, carried.n_items

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from graphs.capture.known_values import BOTH, HIGH, LOW, copied_values
 from graphs.capture.loss import CaptureError
-from graphs.capture.python_state import foreign_draws
 from graphs.capture.step import Step
 from graphs.capture.value_numbers import ValueNumbers
 from graphs.system.errors import shortened
@@ -36,7 +35,7 @@ def find_losses(step: Step) -> tuple[list[str], bool]:
         first = runs.run(LOW)
     lines = [
         f"forward draws random numbers from {name}; each step repeats those of the capture; let torch draw"
-        for name in sorted(set(runs.drawn))
+        for name in step.drawn
     ]
     asks = runs.n_asked > 0 and not step.known_values
     is_settled = first is not None and (not asks or runs.run(HIGH) == runs.run(BOTH) == first)
@@ -64,13 +63,11 @@ class _Runs:
     """Runs a step forward on fake tensors.
 
     Attributes:
-        drawn: names of the generators that drew numbers which torch does not draw.
         n_asked: number of values that the last run asked for.
     """
 
     def __init__(self, step: Step) -> None:
         self._step, self._numbers = step, ValueNumbers(state_varies=step.has_loss)
-        self.drawn: list[str] = []
         self.n_asked = 0
 
     def run(self, answers: str) -> tuple[int, ...] | None:
@@ -79,7 +76,7 @@ class _Runs:
         made_up.which, made_up.n_asked = answers, 0
         try:
             state = list(step.state.values())
-            with foreign_draws() as drawn, copied_values([*state, *step.tensors]), step.fake_mode:
+            with copied_values([*state, *step.tensors]), step.fake_mode:
                 return self._numbers.run(step.run, state, step.tensors)
         except CaptureError:
             if not made_up.n_asked:
@@ -89,4 +86,3 @@ class _Runs:
             return None
         finally:
             self.n_asked, made_up.which = made_up.n_asked, None
-            self.drawn += drawn

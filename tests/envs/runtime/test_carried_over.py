@@ -1,0 +1,212 @@
+"""What a model does beside calling ops is carried into the steps of a runner, or found by comparing them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.device_program import ExecutionError
+from envs.runtime.runner import StepRunner
+from graphs.capture.capture import capture_step
+from tests.envs.runtime.small_models import random_devices
+
+N_STEPS = 3
+Batches = list[Tensor]
+
+
+class Net(nn.Module):
+    """A small network that a subclass, or a function given to it, makes unusual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.register_buffer("kept", torch.ones(4))
+        self.register_buffer("other", torch.zeros(4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.calls, self.log, self.table = 0, list[float](), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.b(self.a(x).tanh()) - x * self.kept).square().mean()
+
+
+class Assigns(Net):
+    """Reads a buffer in its backward pass, and swaps it with another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(self.a(x).tanh())
+        loss = (y * self.kept - self.other).square().mean()
+        self.kept, self.other = self.other, (self.kept * 0.5 + y.mean(0)).detach()
+        return loss
+
+
+class Momentum(Net):
+    """Follows its weights by another layer, written in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Linear(4, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.slow.weight.data = self.slow.weight.data * 0.5 + self.a.weight.data * 0.5
+        with torch.no_grad():
+            self.slow.bias.mul_(0.5).add_(self.a.bias, alpha=0.5)
+        return super().forward(x) + (self.a(x) - self.slow(x)).square().mean()
+
+
+class Clips(Net):
+    """Changes a weight that is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.a.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Counts(Net):
+    """Scales by numbers that it reads from tensors, and keeps others for a log alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        loss = super().forward(x) / self.count.item() + x.abs().max().item() * self.a(x).mean()
+        self.log.append(float(loss))
+        return loss
+
+
+class Tables(Net):
+    """Makes a table and a buffer at the first call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(4, dtype=x.dtype).cos()
+            self.register_buffer("scale", torch.full((4,), 2.0, dtype=x.dtype))
+        return super().forward(x * self.table * self.scale)
+
+
+class Averages(Net):
+    """A batch norm that averages over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.b(self.norm(self.a(x)).tanh()) - x).square().mean()
+
+
+def hooked() -> nn.Module:
+    module = Net()
+    module.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    module.a.weight.register_hook(lambda gradient: gradient * 3)
+    return module
+
+
+def patched() -> nn.Module:
+    """Calls the module itself, whose buffers and parameters a copy does not have, from a closure."""
+    module = Averages()
+    module.norm.momentum = 0.1
+    plain, norm = module.forward, module.norm
+    module.forward = lambda x: plain(x) + norm(module.a(x)).square().mean()  # type: ignore[method-assign]
+    return module
+
+
+CARRIED: list[Callable[[], nn.Module]] = [
+    *(Assigns, Momentum, Clips, Counts, Tables, Averages, hooked, patched)
+]
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make().double()
+
+
+def batches() -> Batches:
+    return list(torch.randn(N_STEPS, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+
+
+def train_plain(module: nn.Module) -> list[float]:
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
+    for x in batches():
+        optimizer.zero_grad()
+        loss = module(x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[DeviceProcesses]:
+    with DeviceProcesses(2, timeout_s=60) as devices:
+        yield devices
+
+
+def runner_of(module: nn.Module, devices: DeviceProcesses, seed: int, check: bool | str) -> StepRunner:
+    captured = capture_step(module, batches()[0], optimizer="sgd", notify=lambda _: None)
+    placed = random_devices(captured.graph, 2, seed)
+    return StepRunner(captured, placed, module, devices, options={"lr": 0.1}, check=check)
+
+
+@pytest.mark.parametrize("make", CARRIED)
+def test_what_forward_does_is_carried_over(
+    make: Callable[[], nn.Module], processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, plain = made(make), made(make)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    runner = runner_of(module, processes, seed=0, check="stop")
+    losses = [float(runner.step(x)) for x in batches()]
+    assert losses == pytest.approx(train_plain(plain), abs=1e-12)
+    state = runner.state_dict()
+    for name, tensor in plain.state_dict().items():
+        assert name == "scale" or torch.allclose(state[name], tensor, atol=1e-12)
+    for name, tensor in module.state_dict().items():
+        assert before[name].equal(tensor)  # the module that was given is as it was
+    assert capsys.readouterr().err == ""
+
+
+class Anneals(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+class Masks(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * float(np.random.rand()) + random.random())  # noqa: NPY002
+
+
+@pytest.mark.parametrize(("make", "step"), [(Anneals, 2), (Masks, 1)])
+def test_the_first_difference_is_named_and_may_stop(
+    make: Callable[[], nn.Module], step: int, processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = runner_of(made(make), processes, seed=0, check=True)
+    for x in batches():
+        runner.step(x)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"step {step}: the loss differs from the plain module's by")
+    with DeviceProcesses(2, timeout_s=60) as others:
+        stopped = runner_of(made(make), others, seed=0, check="stop")
+        with pytest.raises(ExecutionError, match=f"step {step}: the loss differs"):
+            [stopped.step(x) for x in batches()]
+    with pytest.raises(ExecutionError, match="check is 'no'"):
+        runner_of(made(make), processes, seed=0, check="no")
+
+
+class Drops(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.randn_like(x)
+        return super().forward(F.dropout(F.dropout(x, 0.3), 0.2, self.training))
+
+
+def test_steps_are_compared_with_the_random_numbers_of_the_devices(
+    processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(3):
+        runner = runner_of(made(Drops), processes, seed=seed, check="stop")
+        assert len({float(runner.step(batches()[0])) for _ in range(3)}) == 3
+    assert capsys.readouterr().err == ""

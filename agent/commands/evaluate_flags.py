@@ -130,7 +130,6 @@ class RunFlags(Settings, error=EvaluationError):
     trace: bool = option(
         False, "also write a trace (Perfetto) of placements that are not of a --model", group=RUN
     )
-    tensorboard: bool = option(False, "write placed graphs and timelines for TensorBoard", group=RUN)
     jobs: int = option(1, "processes", group=RUN, least=1, most=1024)
     engine: str = option(
         LOCAL,

@@ -4,8 +4,8 @@
 of Doppler (Yao et al. 2026).
 
 It takes ten seconds, and compiles for a minute when it first runs. It prints step times over the bound, and
-saves `runs/examples/published_instance.svg` and the placement, which `evaluate.py --validate` checks, as it
-does anybody's.
+saves `runs/examples/published_instance.svg` and the placement, which `evaluate.py --placements` scores, as it
+does any placement.
 """
 
 from __future__ import annotations

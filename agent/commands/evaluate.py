@@ -74,10 +74,6 @@ def _main(words: Sequence[str]) -> int:
             if run.export:
                 lines, without = write_exports(found.answers, found.trials, run.export, run.export_layers)
                 print_lines(lines)
-            if run.tensorboard:
-                from agent.evaluation.events import write_events
-
-                print(f"tensorboard: {write_events(found.answers, found.trials)}")
             if measuring:
                 _measure(measuring, run, found, out)
     except KeyboardInterrupt:

@@ -13,9 +13,8 @@ from typing import NoReturn
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.contexts.engine import ENGINES, LOCAL
-from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, PLACERS, RUN, EvaluationConfig, EvaluationError
+from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, RUN, EvaluationConfig, EvaluationError
 from agent.instances.instance import listing
-from agent.instances.submissions import validate
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
@@ -71,10 +70,6 @@ def _list_graphs(_: str) -> int:
     return 0
 
 
-def _validate(path: str) -> int:
-    return validate(Path(path), NAME)
-
-
 def cluster_text(cluster: Cluster) -> str:
     """The text of a cluster file; each row of a matrix is one line."""
     text = json.dumps(cluster_to_json(cluster), indent=2)
@@ -83,7 +78,6 @@ def cluster_text(cluster: Cluster) -> str:
 
 ANSWERS = (
     (GRAPHS, "--list-graphs", None, _list_graphs, "list the instances and the best known step of each"),
-    (PLACERS, "--validate", "FILE|DIR", _validate, "check placements of instances and what they claim"),
     (CLUSTERS, "--list-clusters", None, _list_clusters, "list the presets, and whether they are calibrated"),
     (CLUSTERS, "--print-cluster", "NAME", _print_cluster, "print a preset as a cluster file (JSON)"),
 )
@@ -136,7 +130,6 @@ class RunFlags(Settings, error=EvaluationError):
     trace: bool = option(
         False, "also write a trace (Perfetto) of placements that are not of a --model", group=RUN
     )
-    tensorboard: bool = option(False, "write placed graphs and timelines for TensorBoard", group=RUN)
     jobs: int = option(1, "processes", group=RUN, least=1, most=1024)
     engine: str = option(
         LOCAL,

@@ -1,1 +1,1 @@
-"""Instances of the benchmark, their best known placements, and the check of any claim."""
+"""Instances of the benchmark and their best known placements."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 import numpy as np
 
 from envs.placements.placement import Placement
-from graphs.system.csv_files import write_csv
-from graphs.system.json_files import read_json_lines, write_json_lines_atomic
+from graphs.system.json_files import read_json_lines
 
 DATA = Path(__file__).parent / "data"
 """Graphs, clusters and best known answers; `agent/instances/README.md` says whose they are."""
@@ -46,17 +45,17 @@ class BestKnown:
         return self.step_time_s <= self.bound_s * (1 + SAME)
 
 
-def read_best_known(folder: Path = DATA) -> dict[str, BestKnown]:
+def read_best_known() -> dict[str, BestKnown]:
     """Reads the table of the best known answers by instance."""
     kinds = get_type_hints(BestKnown)
-    with (folder / TABLE).open(newline="", encoding="utf-8") as lines:
+    with (DATA / TABLE).open(newline="", encoding="utf-8") as lines:
         rows = [{name: kinds[name](cell) for name, cell in line.items()} for line in csv.DictReader(lines)]
     return {row["instance"]: BestKnown(**row) for row in rows}
 
 
-def read_placements(folder: Path = DATA) -> dict[str, Placement]:
+def read_placements() -> dict[str, Placement]:
     """Reads the best known placements by instance."""
-    records = [cast("Mapping[str, Any]", value) for _, value in read_json_lines(folder / PLACEMENTS)]
+    records = [cast("Mapping[str, Any]", value) for _, value in read_json_lines(DATA / PLACEMENTS)]
     return {
         record["instance"]: Placement(
             np.array(record["device_of"]),
@@ -65,19 +64,3 @@ def read_placements(folder: Path = DATA) -> dict[str, Placement]:
         )
         for record in records
     }
-
-
-def write_best_known(rows: Iterable[BestKnown], placements: Mapping[str, Placement], folder: Path) -> None:
-    """Writes the placements and then the table, sorted by instance; no step is ever without its placement."""
-    ordered = sorted(rows, key=lambda row: row.instance)
-    records = (
-        {
-            "instance": row.instance,
-            "device_of": placements[row.instance].device_of.tolist(),
-            "stage_of": None if (stages := placements[row.instance].stage_of) is None else stages.tolist(),
-            "recompute": placements[row.instance].recompute,
-        }
-        for row in ordered
-    )
-    write_json_lines_atomic(folder / PLACEMENTS, records)
-    write_csv(folder / TABLE, [item.name for item in fields(BestKnown)], map(astuple, ordered))

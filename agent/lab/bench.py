@@ -1,13 +1,11 @@
-"""Placers on the instances of the field, in equal processor time; what they find is kept as submissions."""
+"""Placers on the instances of the field, in equal processor time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +15,10 @@ from agent.instances.instance import Instance, find_instances, find_names, pipel
 from agent.lab.pivot import ExperimentError, Row, Rows, Statistic, grouped, read_table, write_rows
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
-from agent.training.run_folder import git_commit
 from envs.objective import kind_of
-from envs.placements.files import placement_to_json
+from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.simulator.simulate import simulate_many
-from graphs.system.json_files import read_json, write_json_atomic
 from graphs.system.progress import followed
 from graphs.system.running_time import running_cpu_s
 
@@ -129,7 +125,10 @@ class _Trials:
             (instance,) = find_instances([name])
             placed = [self._place(instance, placer) for placer in placers]
             best, row = min(placed, key=lambda pair: pair[1].step_s)
-            _write_submission(folder / "placements" / f"{file_name(name)}.json", instance, best, row)
+            if row.step_s < np.inf:
+                path = folder / "placements" / f"{file_name(name)}-{self.seconds:g}-s.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_placement(path, instance.graph, instance.cluster, best)
             rows = [asdict(row) for _, row in placed]
             write_rows(file, rows)
         return rows
@@ -143,25 +142,6 @@ class _Trials:
         return found.placement, BenchmarkRow(
             instance.name, name, self.seconds, step_s, found.evaluations, cpu_s, bound_s, best_s=step_s
         )
-
-
-def _write_submission(path: Path, instance: Instance, placement: Placement, row: BenchmarkRow) -> None:
-    """Writes the best placement of an instance for the table of best known answers.
-
-    One that is infeasible, or no better than that of an earlier run, is left out.
-    """
-    before: Any = read_json(path) if path.exists() else {}
-    if row.step_s < before.get("step_time_s", np.inf):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        claims = {
-            "step_time_s": row.step_s,
-            "method": row.placer,
-            "found_by": "Placewalk",
-            "commit": (git_commit() or "unknown")[:7],
-            "date": date.today().isoformat(),
-            "seconds": round(row.cpu_s, 3),
-        }
-        write_json_atomic(path, placement_to_json(instance.graph, instance.cluster, placement) | claims)
 
 
 def _with_others(rows: Rows) -> Rows:

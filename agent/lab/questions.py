@@ -56,7 +56,7 @@ EXPERIMENTS = Registry[Experiment]("experiment", ExperimentError, ())
 
 UNLEARNED = ("local-search", "annealing", "refine", "rollout", "rollout-refine")
 LEARNED = ("policy", "policy-refine")
-OTHERS = ("heft", "m-topo", "m-etf", "m-sct", "metis", "cross-entropy", "equal-time", "pipedream")
+OTHERS = ("heft", "m-topo", "m-etf", "m-sct", "metis", "equal-time", "pipedream")
 
 
 def mean_seconds(rows: Rows) -> str:

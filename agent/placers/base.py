@@ -122,7 +122,6 @@ MODULES = (
     "heuristics.single",
     "search.annealing",
     "heuristics.contiguous",
-    "search.cross_entropy",
     "exact.solver",
     "heuristics.m_sct",
     "heuristics.metis",

@@ -1,4 +1,4 @@
-"""Known answers of the searches: cross-entropy, METIS, and annealing from heuristics and rollouts."""
+"""Known answers of the searches: METIS, and annealing from heuristics and rollouts."""
 
 import time
 
@@ -9,7 +9,6 @@ from agent.placers.base import BATCH, PLACERS, Budget, SearchState
 from agent.placers.heuristics.m_sct import favourite_children
 from agent.placers.heuristics.metis import _partition, _unit_graph
 from agent.placers.heuristics.single import single_devices
-from agent.placers.search.cross_entropy import _draw
 from agent.placers.search.rollout import draw_rollouts
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -57,7 +56,7 @@ def test_metis_takes_a_graph_without_tensors():
     assert place("metis", problem).step_time.total_s == pytest.approx(problem.scale_s / 4, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["cross-entropy", "refine", "rollout-refine"])
+@pytest.mark.parametrize("name", ["refine", "rollout-refine"])
 def test_a_search_finds_the_optimum_of_a_small_graph_and_spends_its_budget(name):
     problem = random_problem(1, n_ops=9, n_devices=2)
     n_units = len(problem.graph.units)
@@ -66,30 +65,6 @@ def test_a_search_finds_the_optimum_of_a_small_graph_and_spends_its_budget(name)
     found = place(name, problem, 3000)
     assert found.evaluations == 3000
     assert found.step_time.total_s == pytest.approx(total_s.min())
-
-
-def test_cross_entropy_draws_large_graphs_in_segments_and_gains_on_its_start():
-    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
-    found = place("cross-entropy", problem, 2000)
-    start = min(
-        (place(name, problem) for name in ("single", "memory-fill")),
-        key=lambda start: (not start.feasible, start.step_time.total_s),
-    )
-    assert found.feasible
-    assert found.step_time.total_s < 0.95 * start.step_time.total_s
-
-
-def test_cross_entropy_ends_where_the_seconds_end_while_it_draws(monkeypatch):
-    """With a warning for the mean of no scores it would fail."""
-
-    def slow(probability, n, rng):
-        time.sleep(0.6)
-        return _draw(probability, n, rng)
-
-    monkeypatch.setattr("agent.placers.search.cross_entropy._draw", slow)
-    problem = random_problem(0)
-    found = PLACERS["cross-entropy"].place(problem, Budget(None, 0.5), np.random.default_rng(0))
-    assert 0 < found.evaluations <= problem.n_devices + 1
 
 
 @pytest.mark.parametrize("name", ["refine", "rollout-refine"])

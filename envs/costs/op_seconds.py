@@ -37,9 +37,7 @@ def calibrated_seconds(graph: OpGraph, device: Device, calibration: Calibration)
     """
     seconds = np.zeros(graph.n_ops)
     class_of = np.array([CLASS_NUMBER[op_class(kind)] for kind in graph.op_types], dtype=np.int64)
-    is_single = (class_of == CLASS_NUMBER["bmm"]) & (graph.gemm[:, 0] == 1)  # PyTorch calls gemm
-    is_product = (class_of == CLASS_NUMBER["other"]) & graph.gemm.any(axis=1)
-    class_of[is_single | is_product] = CLASS_NUMBER["gemm"]
+    class_of[(class_of == CLASS_NUMBER["other"]) & graph.gemm.any(axis=1)] = CLASS_NUMBER["gemm"]
     tensor_of = {dtype: _on_tensor_cores(device, dtype) for dtype in set(graph.dtypes)}
     tensor = np.array([tensor_of[dtype] for dtype in graph.dtypes], dtype=bool)
     for number, name in enumerate(CLASSES):

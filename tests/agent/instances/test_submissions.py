@@ -114,7 +114,7 @@ MALICIOUS = {
     "a claim of another kind": (lambda: text_of(method=["rm"]), "method: is an array; expected a string"),
     "an unknown key": (
         lambda: text_of(run="rm -rf /"),
-        "unknown key 'run'; known keys are actions, cluster, commit, date, device_of, format, found_by",
+        "unknown key 'run'; known keys are cluster, commit, date, device_of, format, found_by",
     ),
     "less than no time": (lambda: text_of(seconds=-1), "seconds: is -1; expected at least 0"),
     "a text too long for a table": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.pipeline.chain import Chain
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, SEARCHED, ZERO_BUBBLE, Pipeline, PipelineError
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster, stages_of
 from envs.placements.placement import Placement
@@ -43,7 +43,6 @@ class Objective:
     problem: Problem
 
     kind = STEP
-    has_own_order = False
 
     def check(self) -> None:
         """Checks that the cluster can run the graph at all, whatever its memory."""
@@ -118,13 +117,11 @@ class Cuts(NamedTuple):
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
         recomputed: whether each stage runs forward again before its backward actions; empty = none does.
-        actions: letters of the actions of each stage, in its order; empty = those of the schedule.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
     recomputed: tuple[bool, ...] = ()
-    actions: tuple[str, ...] = ()
 
 
 class DataParallelPipeline(NamedTuple):
@@ -188,11 +185,6 @@ class PipelineObjective(Objective):
     whole: Problem | str = ""
 
     kind = PIPELINE
-
-    @property
-    def has_own_order(self) -> bool:  # type: ignore[override]
-        """Says whether placers search the order of the actions too."""
-        return self.pipeline.name == SEARCHED
 
     @cached_property
     def pipelined(self) -> PipelinedProblem:
@@ -277,8 +269,7 @@ class PipelineObjective(Objective):
         """Makes the stages of cuts."""
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
         devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
-        stages = self.chain.stages(np.array(cuts.first), devices, recomputed)
-        return replace(stages, actions=cuts.actions) if cuts.actions else stages
+        return self.chain.stages(np.array(cuts.first), devices, recomputed)
 
     def singles(self) -> Iterator[Cuts]:
         """Yields the cuts of one device, the fastest first; devices of equal time and memory count once."""

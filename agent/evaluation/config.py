@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent.placing.request import BUDGET
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
@@ -103,8 +103,8 @@ class EvaluationConfig(Settings, error=EvaluationError):
     pipeline: str = option(
         "",
         f"place a pipeline of microbatches: {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V (V stages on each "
-        f"device), {ZERO_BUBBLE} or {SEARCHED} (searches the order); auto: the one with the shortest step; "
-        "each graph is the step of one microbatch",
+        f"device) or {ZERO_BUBBLE}; auto: the one with the shortest step; each graph is the step of one "
+        "microbatch",
         group=PLACERS,
         metavar="SCHEDULE",
         default_text="one batch at a time",

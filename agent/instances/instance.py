@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
 
 from agent.bounds.lower_bound import bound_s
 from agent.instances.best_known import DATA, BestKnown, read_best_known, read_placements
@@ -25,7 +22,6 @@ from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
-from graphs.io.layer_profiles import read_pipedream_profile, read_piper_profile
 from graphs.op_graph import OpGraph
 from graphs.system.command_line import as_typed
 from graphs.system.errors import InputError
@@ -35,13 +31,10 @@ from graphs.system.numbers import in_ms
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MILLISECONDS = ("piper_resnet",)
-"""Inputs of Piper whose times are milliseconds."""
-FAST, SLOW = "fast", "slow"
 LIST = f"see {as_typed('evaluate.py')} --list-graphs"
 PIPELINE = Pipeline("1f1b", 8)
-PROFILES, FAMILIES = "profiles", "families"
-"""In place of the file of graphs of a source."""
+FAMILIES = "families"
+"""In place of the file of graphs of a source: families of the benchmark set."""
 
 
 class InstanceError(InputError):
@@ -116,7 +109,7 @@ class Source:
 
     Attributes:
         title, licence: of the data.
-        graphs: file of the graphs, or `PROFILES` or `FAMILIES`.
+        graphs: file of the graphs, or `FAMILIES`.
         clusters: preset or file of the cluster of each instance, by names without that of the source.
         pipelined: whether the objective is the step of `PIPELINE`, not that of one batch.
     """
@@ -202,10 +195,7 @@ def find_instances(patterns: Iterable[str]) -> list[Instance]:
 def _load(full_name: str) -> Instance:
     key, _, name = full_name.partition(":")
     source = sources()[key]
-    if source.graphs == PROFILES:
-        graph = _profile_graph(_profile_paths()[f"{key}_{name}"])
-    else:
-        graph = _graphs(name.partition("-")[0] if source.graphs == FAMILIES else source.graphs)[name]
+    graph = _graphs(name.partition("-")[0] if source.graphs == FAMILIES else source.graphs)[name]
     own = source.clusters[name]
     cluster = read_cluster(DATA / own) if own.endswith(".json") else get_cluster(own)
     return Instance(replace(graph, name=full_name), cluster, pipeline_of(full_name))
@@ -216,26 +206,6 @@ def _graphs(of: str) -> Mapping[str, OpGraph]:
     """Reads the graphs of a file, or of a family of the benchmark set, by name."""
     graphs = read_graphs(DATA / of) if of.endswith(".gz") else load_family(of)
     return {graph.name: graph for graph in graphs}
-
-
-def _profile_paths() -> dict[str, Path]:
-    """Lists the profiles of msr-fiddle/pipedream and the inputs of msr-fiddle/piper by name."""
-    return {path.name.partition(".")[0]: path for path in sorted(DATA.glob("pipe*.gz"))}
-
-
-def _profile_graph(path: Path) -> OpGraph:
-    """Reads a profile, with the times of devices at half speed too.
-
-    Layers that read nothing take no time, as in PipeDream's planner: they load data.
-    """
-    name = path.name.partition(".")[0]
-    if name.startswith("pipedream"):
-        graph = read_pipedream_profile(path, kind=FAST)
-    else:
-        graph = read_piper_profile(path, kind=FAST, unit_s=1e-3 if name in MILLISECONDS else 1.0)
-    loads = np.array([not len(graph.predecessors.row(op)) for op in range(graph.n_ops)])
-    seconds = np.where(loads, 0.0, graph.seconds[FAST])
-    return replace(graph, name=name, seconds={FAST: seconds, SLOW: 2 * seconds})
 
 
 def listing() -> Iterator[str]:

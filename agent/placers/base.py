@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.placers.pipeline.orders import FOR_CUTS, search_actions
 from agent.placers.state import BATCH, Budget, Leader, PlacementResult, PlacerError, SearchState, Strategy
 from envs.objective import PIPELINE, STEP, Objective
 from envs.problem import Problem
@@ -102,17 +101,11 @@ class Placer:
         """
         self.check_installed()
         search = SearchState(objective, budget)
-        has_own_order = search.objective.has_own_order
-        if has_own_order:
-            search = search.continued(budget.shared(1 / FOR_CUTS))
         try:
             self.strategies[search.objective.kind](search, rng)
         except ModuleNotFoundError as error:
             lacking = f"placer '{self.name}' needs the package {error.name}, which is not installed here"
             raise PlacerError(f"{lacking}; install it, or use another placer") from None
-        if has_own_order:
-            search = search.continued(budget)
-            search_actions(search, rng)
         return search.result()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -65,10 +64,10 @@ class Budget:
         limits: dict[str, object] = {"evaluations": self.evaluations, "seconds": self.seconds}
         return limits if self.clock is running_s else limits | {"clock": self.clock.__name__}
 
-    def shared(self, count: float) -> Budget:
+    def shared(self, count: int) -> Budget:
         """Returns one of so many equal shares of it, of at least one evaluation."""
         evaluations, seconds = self.evaluations, self.seconds
-        evaluations = evaluations and max(1, int(evaluations / count))
+        evaluations = evaluations and max(1, evaluations // count)
         return replace(self, evaluations=evaluations, seconds=seconds and seconds / count)
 
 
@@ -361,12 +360,6 @@ class SearchState:
         return PlacementResult(
             self.objective, placement, self.evaluations, *spent, improvements, self.lower_bound_s
         )
-
-    def continued(self, budget: Budget) -> SearchState:
-        """Makes a search that goes on from here, within a budget for all that both of them spend."""
-        search = copy(self)
-        search.budget = budget
-        return search
 
 
 Strategy = Callable[[SearchState, np.random.Generator], None]

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda
-from envs.pipeline.pipeline import INTERLEAVED, SEARCHED, Pipeline, PipelineError
-from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, action_arrays, is_order
+from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, action_arrays
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
-from graphs.system.errors import shortened
 
 
 def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages) -> Agenda:
@@ -25,7 +24,7 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages) -> Agenda:
         PipelineError: the stages are not on the devices that the schedule has them on.
     """
     check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
-    of_rank = action_arrays(pipeline, len(stages.ranks), stages.recomputed, stages.actions)
+    of_rank = action_arrays(pipeline, len(stages.ranks), stages.recomputed)
     of_device = dict(zip(stages.ranks.tolist(), of_rank, strict=True))
     none, update = np.zeros((3, 0), dtype=np.int64), np.array([[0], [0], [pipeline.microbatches]])
     of_devices = [of_device.get(device, none) for device in range(problem.n_devices)]
@@ -69,8 +68,6 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
     Raises:
         PipelineError: they do not.
     """
-    if stages.actions:
-        _check_actions(pipeline, stages)
     n_each = pipeline.stages_per_device
     expected = np.tile(stages.ranks, n_each)
     if len(stages.devices) == len(expected) and (stages.devices == expected).all():
@@ -82,22 +79,3 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
         else f"schedule '{pipeline.schedule}' has one stage on each device"
     )
     raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
-
-
-def _check_actions(pipeline: Pipeline, stages: Stages) -> None:
-    """Checks that the order that stages have of their own suits the schedule, and is one."""
-    if pipeline.name != SEARCHED:
-        raise PipelineError(
-            f"the placement has an order of actions, which schedule '{pipeline.schedule}' does not take; use "
-            f"'{SEARCHED}'"
-        )
-    if len(stages.actions) != len(stages.devices):
-        raise PipelineError(
-            f"{len(stages.actions)} orders of actions for {len(stages.devices)} stages; give each stage one"
-        )
-    for stage, word in enumerate(stages.actions):
-        if not is_order(word, pipeline.microbatches):
-            raise PipelineError(
-                f"stage {stage} has actions '{shortened(word)}'; give {pipeline.microbatches} of F and of B, "
-                "or of F, I and W, each F before its B or I, and each I before its W"
-            )

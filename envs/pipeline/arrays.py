@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envs.costs.op_seconds import op_seconds
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.schedules import KINDS, splits_of
+from envs.pipeline.schedules import KINDS
 from envs.pipeline.stages import Stages, phases_of
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
@@ -49,7 +49,7 @@ class PlacedStages(NamedTuple):
     stage_of: IntArray  # (n_first_ops,) of forward and backward ops
     device: IntArray  # (n_stages,)
     recomputed: IntArray  # (n_stages,) 1 = its forward ops run again before each backward action
-    splits: NDArray[np.bool_]  # (n_stages,) gradients of weights have actions of their own
+    splits_backward: bool  # gradients of weights have actions of their own
 
 
 class SecondRuns(NamedTuple):
@@ -149,8 +149,8 @@ def placed_arrays(stages: Stages, pipeline: Pipeline) -> PlacedStages:
     """Makes the arrays of stages."""
     recomputed = np.zeros(len(stages.devices), dtype=np.int64)
     recomputed[list(stages.recomputed)] = 1
-    splits = np.array(splits_of(pipeline, len(stages.devices), stages.actions))
-    return PlacedStages(stages.device_of, stages.stage_of, stages.devices, recomputed, splits)
+    arrays = stages.device_of, stages.stage_of, stages.devices, recomputed
+    return PlacedStages(*arrays, pipeline.splits_backward)
 
 
 def _accumulate_s(problem: Problem, gradients: IntArray) -> FloatArray:

@@ -41,7 +41,7 @@ def make_layout(p, q, runs, placed, agenda, list_of):
             action = updates + device
         elif phase == BACKWARD_PHASE:
             backward = N_KINDS * stage + BACKWARD
-            is_first = not placed.splits[stage] or is_waited_for(
+            is_first = not placed.splits_backward or is_waited_for(
                 p, q, stage_of, list_of, agenda.list_of[backward], op
             )
             action = backward if is_first else N_KINDS * stage + WEIGHT

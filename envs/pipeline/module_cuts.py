@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -79,7 +79,6 @@ def cut_at_modules(
     chosen = _nearest(wanted, np.array(allowed, dtype=np.int64)) if n_stages > 1 else []
     first = np.array([0, *(piece[at] for at in chosen)])
     cut = chain.stages(first, stages.devices, recomputed=stages.recomputed)
-    cut = replace(cut, actions=stages.actions)
     return ModuleCuts(
         modules=tuple(begins[at] for at in chosen),
         stages=cut,

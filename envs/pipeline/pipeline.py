@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 
 from graphs.system.errors import InputError, shortened
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, SEARCHED = SCHEDULES = (
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = SCHEDULES = (
     "gpipe",
     "1f1b",
     "interleaved-1f1b",
     "zero-bubble",
-    "searched",
 )
-"""Schedules, as `torch.distributed.pipelining` calls them, and the order that a plan has of its own."""
-AUTO, CHOSEN_FROM = "auto", (GPIPE, ONE_F_ONE_B, SEARCHED, f"{INTERLEAVED}:2")
-"""In place of a schedule: the one of these with the shortest simulated step is chosen; `searched` is never
-longer than `zero-bubble` on the same cuts."""
+"""Schedules, as `torch.distributed.pipelining` calls them."""
+AUTO, CHOSEN_FROM = "auto", (GPIPE, ONE_F_ONE_B, f"{INTERLEAVED}:2", ZERO_BUBBLE)
+"""In place of a schedule: the one of these with the shortest simulated step is chosen."""
 
 MAX_MICROBATCHES = 65_536
 """Microbatches of one step, at most; more would need more memory than a simulation should take."""
@@ -46,7 +44,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
-        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE}, {SEARCHED} or {AUTO}"
+        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE} or {AUTO}"
         if name not in (*SCHEDULES, AUTO) or (count and name != INTERLEAVED):
             raise PipelineError(f"unknown schedule '{shortened(self.schedule)}'; {known}")
         if count and count not in map(str, range(1, 1001)):
@@ -71,5 +69,5 @@ class Pipeline:
 
     @property
     def splits_backward(self) -> bool:
-        """Says whether gradients of weights have actions of their own, where a plan has no order."""
-        return self.name in (ZERO_BUBBLE, SEARCHED)
+        """Says whether gradients of weights have actions of their own."""
+        return self.name == ZERO_BUBBLE

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline, PipelineError
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
 from graphs.system.array_types import IntArray
 
 FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)
@@ -18,8 +17,6 @@ FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)
 and in `WEIGHT` the rest. A recomputed stage runs forward ops again in `RECOMPUTE`, before `BACKWARD`."""
 LETTERS = "FBWR"
 """A letter for each kind, as in the tables of `torch.distributed.pipelining`, which has no `R`."""
-KIND_OF = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
-"""Kinds by the letters of a stage's order: `B` is a whole backward pass, `I` one without `W`."""
 
 
 class Action(NamedTuple):
@@ -35,72 +32,40 @@ class Action(NamedTuple):
 
 @lru_cache(maxsize=64)
 def device_actions(
-    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), actions: tuple[str, ...] = ()
+    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = ()
 ) -> tuple[tuple[Action, ...], ...]:
     """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
 
     Args, Raises: as of `action_arrays`.
     """
-    arrays = action_arrays(pipeline, n_devices, recomputed, actions)
+    arrays = action_arrays(pipeline, n_devices, recomputed)
     return tuple(tuple(Action(*each) for each in of_device.T.tolist()) for of_device in arrays)
 
 
-def action_arrays(
-    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), actions: tuple[str, ...] = ()
-) -> list[IntArray]:
+def action_arrays(pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = ()) -> list[IntArray]:
     """Lists kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
 
     Args:
         n_devices: that hold stages, numbered by their first stage.
         recomputed: stages that run forward again before each of their backward actions.
-        actions: letters of the actions of each stage, for `searched`; by default those of `zero-bubble`.
 
     Raises:
         PipelineError: the schedule does not exist for so many microbatches.
     """
-    if actions:
-        return [_spelled(word, stage, stage in recomputed) for stage, word in enumerate(actions)]
     if pipeline.name not in (GPIPE, ONE_F_ONE_B):
         again = [tuple(each for each in recomputed if each % n_devices == rank) for rank in range(n_devices)]
         return [_actions_of_rank(pipeline, n_devices, rank, again[rank]) for rank in range(n_devices)]
     return [in_turns(pipeline, stage, n_devices - stage, stage in recomputed) for stage in range(n_devices)]
 
 
-@lru_cache(maxsize=1024)
-def _spelled(word: str, stage: int, recomputes: bool) -> IntArray:
-    """Lists the actions of a stage; letters that are alike stand for one microbatch after the other."""
-    letters, microbatch = np.array(list(word)), np.empty(len(word), dtype=np.int64)
-    for letter in set(word):
-        microbatch[letters == letter] = np.arange(word.count(letter))
-    actions = np.stack([[KIND_OF[letter] for letter in word], np.full(len(word), stage), microbatch])
-    return _with_recomputation(actions, (stage,) if recomputes else ())
-
-
-@lru_cache(maxsize=1024)
-def is_order(word: str, microbatches: int) -> bool:
-    """Says whether letters are an order of a stage's actions: each `F` before its `B`, or `I` and `W`."""
-    letters = "FIW" if "W" in word else "FB"
-    places = [[at for at, each in enumerate(word) if each == letter] for letter in letters]
-    return (
-        set(map(len, places)) == {microbatches}
-        and len(word) == len(letters) * microbatches
-        and all(one < next_ for pair in pairwise(places) for one, next_ in zip(*pair, strict=True))
-    )
-
-
-def splits_of(pipeline: Pipeline, n_stages: int, actions: Sequence[str] = ()) -> tuple[bool, ...]:
-    """Says of each stage whether it computes the gradients of weights in actions of their own."""
-    return tuple("W" in word for word in actions) or (pipeline.splits_backward,) * n_stages
-
-
-def schedule_csv(pipeline: Pipeline, n_devices: int, actions: tuple[str, ...] = ()) -> str:
+def schedule_csv(pipeline: Pipeline, n_devices: int) -> str:
     """Writes the actions of each device in a row, as torch's schedules load them in format `compute_only`.
 
     Recomputation is part of a backward action there.
     """
-    splits = splits_of(pipeline, n_devices * pipeline.stages_per_device, actions)
-    rows = device_actions(pipeline, n_devices, actions=actions)
-    cells = ([str(each).replace("B", "I" if splits[each.stage] else "B") for each in row] for row in rows)
+    backward = "I" if pipeline.splits_backward else "B"
+    rows = device_actions(pipeline, n_devices)
+    cells = ([str(each).replace("B", backward) for each in row] for row in rows)
     return "".join(",".join(row) + "\n" for row in cells)
 
 
@@ -171,8 +136,7 @@ def zero_bubble(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Actio
     Source: ZB-H1 of Qi et al. 2023, arXiv 2401.10241, as `ScheduleInterleavedZeroBubble` of torch has it for
     one stage a device.
     """
-    if pipeline.name == ZERO_BUBBLE:
-        microbatches_per_round(pipeline, n_devices)
+    microbatches_per_round(pipeline, n_devices)
     count = pipeline.microbatches
     n_warm_up = min(n_devices - 1 - rank, count)
     n_weights = 0

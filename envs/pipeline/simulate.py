@@ -168,11 +168,9 @@ class PipelinedProblem:
         peak = np.zeros(self.problem.n_devices)
         total_s, list_of = self._run(stages, peak)
         if total_s < 0:
-            better = "place each backward op where the forward ops are that it belongs to"
-            better = "give its stages other actions" if stages.actions else better
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
-                f"other; {better}"
+                "other; place each backward op where the forward ops are that it belongs to"
             )
         busy_s = self._busy_s(stages, list_of)
         whole_s = len(busy_s) * total_s
@@ -202,7 +200,7 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.actions)
+        key = tuple(stages.devices.tolist()), stages.recomputed
         if key not in self._agendas:
             if len(self._agendas) == MOST_AGENDAS:
                 self._agendas.clear()

@@ -26,14 +26,12 @@ class Stages:
         stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
         devices: device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
-        actions: letters of the actions of each stage in its order, for `searched`; empty = no such order.
     """
 
     device_of: IntArray
     stage_of: IntArray
     devices: IntArray
     recomputed: tuple[int, ...] = ()
-    actions: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> IntArray:
@@ -45,11 +43,11 @@ class Stages:
     @property
     def placement(self) -> Placement:
         """The same as what a placement file holds."""
-        return Placement(self.device_of, self.stage_of, self.recomputed, self.actions)
+        return Placement(self.device_of, self.stage_of, self.recomputed)
 
 
 def stages_of(problem: Problem, placement: Placement) -> Stages:
-    """Cuts a placement into stages, with their recomputation and actions.
+    """Cuts a placement into stages, with their recomputation.
 
     Raises:
         PipelineError: as of `cut_into_stages`, or a stage does not exist.
@@ -59,7 +57,7 @@ def stages_of(problem: Problem, placement: Placement) -> Stages:
     for stage in placement.recompute:
         if not 0 <= stage < n_stages:
             raise PipelineError(f"there is no stage {stage}; the stages are 0 to {n_stages - 1}")
-    return replace(stages, recomputed=placement.recompute, actions=placement.actions)
+    return replace(stages, recomputed=placement.recompute)
 
 
 def phases_of(graph: OpGraph) -> IntArray:

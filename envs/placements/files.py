@@ -17,7 +17,7 @@ from graphs.system.json_files import FileFormatError, read_json, write_json_atom
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})
-STAGES, RECOMPUTE, ACTIONS = PIPELINE_KEYS = ("stage_of", "recompute", "actions")
+STAGES, RECOMPUTE = PIPELINE_KEYS = ("stage_of", "recompute")
 """The keys that a placement of a pipeline may have besides."""
 
 
@@ -31,7 +31,6 @@ class NamedPlacement:
         where: the path, with which error messages begin.
         stage_of: number of the stage of op names; empty where there is none.
         recompute: stages that run their forward ops again.
-        actions: letters of the actions of each stage.
     """
 
     graph: str
@@ -40,7 +39,6 @@ class NamedPlacement:
     where: str
     stage_of: Mapping[str, int] = field(default_factory=dict)
     recompute: tuple[int, ...] = ()
-    actions: tuple[str, ...] = ()
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
         """Resolves the names in the graph and the cluster.
@@ -61,7 +59,7 @@ class NamedPlacement:
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
         stages = [self.stage_of.get(op, -1) for op in graph.op_names]
         stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
-        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute, self.actions)
+        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute)
         try:
             check_placement(graph, cluster, placement)
         except PlacementError as error:
@@ -129,17 +127,12 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         where=where,
         stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
         recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
-        actions=_actions(record.get(ACTIONS, []), f"{where}: {ACTIONS}"),
     )
 
 
 def _recompute(value: object, where: str) -> tuple[int, ...]:
     stages = [integer(stage, f"{where}: a stage") for stage in array(value, where)]
     return tuple(sorted(set(stages)))
-
-
-def _actions(value: object, where: str) -> tuple[str, ...]:
-    return tuple(name(word, f"{where}: stage {stage}") for stage, word in enumerate(array(value, where)))
 
 
 def _stages(value: object, where: str) -> Mapping[str, int]:
@@ -167,6 +160,4 @@ def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) ->
         record[STAGES] = {op: stage for op, stage in stages if stage >= 0}
     if placement.recompute:
         record[RECOMPUTE] = list(placement.recompute)
-    if placement.actions:
-        record[ACTIONS] = list(placement.actions)
     return record

@@ -24,13 +24,11 @@ class Placement:
         device_of: device index of each op in program order, int (n_ops,); -1 = not placed yet.
         stage_of: in a pipeline, the stage of each forward and backward op, -1 for all others, int (n_ops,).
         recompute: stages that run their forward ops again before their backward ops.
-        actions: letters of the actions of each stage, in the order in which its device runs them.
     """
 
     device_of: IntArray
     stage_of: IntArray | None = None
     recompute: tuple[int, ...] = ()
-    actions: tuple[str, ...] = ()
 
 
 def single_device(graph: OpGraph, device: int) -> Placement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,9 +18,8 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from envs.runtime.backends.device_process import DeviceHost, HostTask
 from envs.runtime.backends.wire import Packed, unpack, unpack_all
 from envs.runtime.interpreter import DeviceState
@@ -31,12 +29,8 @@ HOST = "127.0.0.1"
 """Address at which the processes of a machine meet."""
 
 SINGLE = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
-SEVERAL = {
-    INTERLEAVED: ScheduleInterleaved1F1B,
-    ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
-    SEARCHED: _PipelineScheduleRuntime,
-}
-"""Torch's schedules that take a list of stages; the last one takes any order."""
+SEVERAL = {INTERLEAVED: ScheduleInterleaved1F1B, ZERO_BUBBLE: ScheduleInterleavedZeroBubble}
+"""Torch's schedules that take a list of stages."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,6 @@ class RankSettings:
 
     Attributes:
         schedule: name of the schedule.
-        csv: the actions of each rank in a row, as torch loads them in format `compute_only`.
         inputs: name of each input of the module, and whether it is cut; scalars go to all microbatches.
         shared: paths of the parameters that several stages use, with these stages.
     """
@@ -53,7 +46,6 @@ class RankSettings:
     schedule: str
     microbatches: int
     n_ranks: int
-    csv: str
     inputs: tuple[tuple[str, bool], ...]
     shared: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -127,13 +119,7 @@ class RankStages:
         }
         if name in SINGLE:
             return SINGLE[name](self.stages[0], count, **keywords)
-        schedule = SEVERAL[name](list(self.stages), count, **keywords)
-        if name == SEARCHED:
-            with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-                file.write(self._settings.csv)
-                file.flush()
-                schedule._load_csv(file.name)
-        return schedule
+        return SEVERAL[name](list(self.stages), count, **keywords)
 
     def _give_equal_values(self, parameter: nn.Parameter, stages: Sequence[int]) -> dist.ProcessGroup:
         """Gives a parameter the values of its first rank; returns the group of the ranks that have it."""

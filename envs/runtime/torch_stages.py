@@ -41,7 +41,7 @@ class TorchStages:
 
     Raises:
         PipelineError: too few modules that a stage can begin with, no loss, too few microbatches,
-            or recomputation under `zero-bubble` or `searched`.
+            or recomputation under `zero-bubble`.
         ExecutionError: the module is another one than was placed, or has no values.
     """
 
@@ -87,7 +87,7 @@ class TorchStages:
     @property
     def csv(self) -> str:
         """The actions of each rank in a row, as torch's schedules load them in format `compute_only`."""
-        return schedule_csv(self.pipeline, self.n_ranks, self.cuts.stages.actions)
+        return schedule_csv(self.pipeline, self.n_ranks)
 
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.
@@ -149,7 +149,6 @@ class TorchStages:
             schedule=self.pipeline.name,
             microbatches=self.pipeline.microbatches,
             n_ranks=self.n_ranks,
-            csv=self.csv,
             inputs=tuple((name, tensor.dim() > 0) for name, tensor in names),
             shared=self._split.shared,
         )

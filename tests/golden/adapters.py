@@ -81,11 +81,11 @@ def pipeline_is_random(name: str) -> bool:
 def place_pipeline(
     name: str, problem: Problem, schedule: str, microbatches: int, evaluations: int, seed: int
 ) -> tuple[list[Any], float]:
-    """A plan without replicas (devices, stages, stages that recompute, actions), and the step time."""
+    """A plan without replicas (devices, stages, stages that recompute, and nothing), and the step time."""
     objective = PipelineObjective(problem, Pipeline(schedule, microbatches))
     found = PLACERS[name].place(objective, Budget(evaluations), np.random.default_rng(seed))
     stages = stages_of(problem, found.placement)
-    plan = [stages.device_of, stages.stage_of, stages.devices, sorted(stages.recomputed), stages.actions]
+    plan = [stages.device_of, stages.stage_of, stages.devices, sorted(stages.recomputed), ()]
     return plan, found.step_time.total_s
 
 

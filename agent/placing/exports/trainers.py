@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from agent.placing.exports.export import ExportError, PlacedModules, comments, export
 from agent.placing.handover.device_map import project
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from envs.pipeline.schedules import schedule_csv
 from graphs.system.errors import InputError, shortened
 
@@ -43,7 +43,7 @@ def torch_schedule(placed: PlacedModules) -> str:
     """
     if placed.pipeline is None or placed.stages is None:
         raise ExportError("one batch at a time has no schedule; place with --pipeline")
-    return schedule_csv(placed.pipeline, len(placed.stages.ranks), placed.stages.actions)
+    return schedule_csv(placed.pipeline, len(placed.stages.ranks))
 
 
 @export("accelerate", ending=".accelerate.json")
@@ -63,7 +63,6 @@ TORCH_SCHEDULES = {
     ONE_F_ONE_B: "1F1B",
     INTERLEAVED: "Interleaved1F1B",
     ZERO_BUBBLE: "InterleavedZeroBubble",
-    SEARCHED: "PipelineScheduleMulti",
 }
 """Names of the schedules in `torch.distributed.pipelining.schedules.get_schedule_class`."""
 
@@ -137,8 +136,6 @@ def torchtitan_parts(placed: PlacedModules) -> str:
     settings = [f"pipeline_parallel_degree={degree}", f"module_fqns_per_model_part={names}"]
     if placed.pipeline is not None:
         settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
-        if placed.pipeline.name == SEARCHED:
-            settings.append('pipeline_parallel_schedule_csv="schedule.csv"')
     lines = "".join(f"    {setting},\n" for setting in settings)
     head = f"from torchtitan.config import ParallelismConfig\n\n{comments(placed.notes)}"
     return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

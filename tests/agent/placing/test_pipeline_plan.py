@@ -219,11 +219,7 @@ def test_a_loss_that_is_no_mean_over_microbatches_is_said_once(capsys: pytest.Ca
     ("key", "value", "message"),
     [
         ("recompute", [7], "there is no stage 7; the stages are 0 to 1"),
-        (
-            "actions",
-            ["FB", "FB"],
-            "the placement has an order of actions, which schedule '1f1b' does not take",
-        ),
+        ("actions", ["FB", "FB"], "unknown key 'actions'; known keys are"),
         ("stage_of", {GRAPH.op_names[-1]: 0}, "has no stage; give every forward op one"),
     ],
 )

@@ -41,14 +41,12 @@ def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
     wanted = Pipeline("auto", 8, may_recompute=False)
     free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
     peak = free.step_time.peak_bytes.max()
-    devices = tuple(replace(each, memory_bytes=0.6 * peak) for each in CLUSTER.devices)
+    devices = tuple(replace(each, memory_bytes=0.95 * peak) for each in CLUSTER.devices)
     small = replace(CLUSTER, devices=devices)
     found = place(GRAPH, cluster=small, pipeline=wanted, placer="equal-time")
     assert found.step_time.fits
     assert found.step_time.total_s > free.step_time.total_s
-    out = [line for line in found.tried if line.endswith("ms, out of memory")]
-    shortest_ms = min(float(line.split()[-5]) for line in out)
-    assert free.step_time.total_s < 1e-3 * shortest_ms < found.step_time.total_s
+    assert f"{free.tried[0]}, out of memory" in found.tried
 
 
 def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
@@ -74,7 +72,7 @@ def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
     [
         (
             {"pipeline": "2f2b"},
-            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble, searched or auto",
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or auto",
         ),
         (
             {"pipeline": "1f1b", "placer": "heft"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from envs.costs.op_seconds import op_seconds
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, Action, device_actions
+from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, device_actions
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs import build_graph
@@ -79,9 +79,7 @@ class _Plain:
         waited = self.waited_for()
         sequences: dict[int, list[Instance]] = defaultdict(list)
         ranks = stages.ranks.tolist()
-        of_device = [self.spelled(stage, word) for stage, word in enumerate(stages.actions)] or (
-            device_actions(self.pipeline, len(ranks), stages.recomputed)
-        )
+        of_device = device_actions(self.pipeline, len(ranks), stages.recomputed)
         for device, actions in zip(ranks, of_device, strict=True):
             done: set[int] = set()
             for action in actions:
@@ -102,20 +100,6 @@ class _Plain:
                 sequences[self.device[op]].append(("op", op, 0))
         return sequences
 
-    def spelled(self, stage: int, word: str) -> list[Action]:
-        """The actions of a stage that has an order of its own."""
-        kinds = {"F": [FORWARD], "W": [WEIGHT]}
-        backward = [RECOMPUTE, BACKWARD] if stage in self.stages.recomputed else [BACKWARD]
-        return [
-            Action(kind, stage, word[:at].count(letter))
-            for at, letter in enumerate(word)
-            for kind in kinds.get(letter, backward)
-        ]
-
-    def splits(self, op: int) -> bool:
-        words = self.stages.actions
-        return "W" in words[self.stages.stage_of[op]] if words else self.pipeline.splits_backward
-
     def home(self, tensor: int) -> int:
         """Device of the op that makes a tensor."""
         return self.device[int(self.graph.tensor_producer[tensor])]
@@ -123,7 +107,7 @@ class _Plain:
     def kind(self, op: int, waited: set[int]) -> int:
         if self.phase[op] == "forward":
             return FORWARD
-        return BACKWARD if not self.splits(op) or op in waited else WEIGHT
+        return BACKWARD if not self.pipeline.splits_backward or op in waited else WEIGHT
 
     def waited_for(self) -> set[int]:
         """Backward ops that other stages wait for."""

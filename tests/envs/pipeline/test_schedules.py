@@ -63,11 +63,7 @@ def test_one_forward_one_backward_keeps_few_microbatches_alive() -> None:
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "message"),
     [
-        (
-            "2f2b",
-            8,
-            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble, searched or auto",
-        ),
+        ("2f2b", 8, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or auto"),
         ("1f1b:2", 8, "unknown schedule '1f1b:2'"),
         ("interleaved-1f1b:0", 8, "'0' is no number of stages"),
         ("1f1b", 0, "0 microbatches; a step has at least 1"),

@@ -198,22 +198,6 @@ def test_torch_reads_the_schedule(graph: OpGraph, schedule: str) -> None:
     assert forward == {(stage, microbatch) for stage in range(n_stages) for microbatch in range(8)}
 
 
-def test_torch_reads_an_order_of_its_own(graph: OpGraph) -> None:
-    modules = pipelined(graph, "searched", ["layers.3"], [0, 1])
-    assert modules.stages is not None
-    actions = ("FFF" + 5 * "BF" + "BBB", 8 * "FI" + 8 * "W")
-    modules = replace(modules, stages=replace(modules.stages, actions=actions))
-    text = export_text("schedule-csv", modules)
-    rows = [[_Action.from_str(cell) for cell in row] for row in csv.reader(io.StringIO(text))]
-    assert "\n".join(",".join(map(str, row)) for row in rows) + "\n" == text
-    kinds = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
-    found = [[cell.computation_type.name for cell in row] for row in rows]
-    assert found == [[kinds[letter] for letter in word] for word in actions]
-    torchtitan = targets.torchtitan_settings(export_text("torchtitan", modules))
-    assert torchtitan["pipeline_parallel_schedule"] == "PipelineScheduleMulti"
-    assert torchtitan["pipeline_parallel_schedule_csv"] == "schedule.csv"
-
-
 def test_what_a_target_cannot_run_is_one_line(graph: OpGraph) -> None:
     cluster = get_cluster("4xv100")
     apart = placed(graph, cluster, [0, 1, 0, 1, 1, 1])

@@ -4,6 +4,8 @@ In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `runs`
 
 A device has a list of ops for each kind of action of each of its stages, in the order in which it runs them
 in each microbatch, one for its updates, and one for its parameters and inputs, which do not run.
+
+In the kernels here `placed` is a `PlacedStages` and `agenda` an `Agenda`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,6 @@ def make_layout(p, q, runs, placed, agenda, list_of):
     """Lays out the ops of all devices.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
-        placed: `PlacedStages`.
-        agenda: `Agenda`.
         list_of: -1, int32 (n_ops,); written: list of each op that takes part.
 
     Returns:
@@ -66,8 +63,6 @@ def is_waited_for(p, q, stage_of, list_of, backward, op):
     """Says whether another stage reads what a backward op makes, or what follows from it in its own stage.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
         stage_of: stage of each op, int64 (n_first_ops,).
         list_of: list of each later op of the stage, int32 (n_ops,).
         backward: list of those ops of the stage that are waited for, int.
@@ -89,9 +84,6 @@ def is_needed(p, q, runs, stage_of, list_of, op):
     """Says whether a backward op or a second run of its stage reads what a forward op makes.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
         stage_of: stage of each op, int64 (n_first_ops,).
         list_of: list of each later op of the stage, -1 for second runs that take no part, int32 (n_ops,).
         op: index of a forward op, int.

@@ -4,6 +4,9 @@ Each device goes through its actions by time, and through the ops of those that 
 so far. At one instant, holdings end before others begin.
 
 In all kernels here `s` is the `Ledger` of a device, which `envs.pipeline.ledger` describes.
+
+In the kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
+`PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists`, `programs` a `Steps` and `s` a `Ledger`.
 """
 
 from __future__ import annotations
@@ -35,13 +38,6 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
-        placed: `PlacedStages`.
-        agenda: `Agenda`.
-        layout: `OpLists`.
-        programs: `Steps`.
         tables: `Tables` of the finished simulation.
         total_s: step time, seconds.
         peak: bytes, (n_devices,); raised to those held where these are more.
@@ -224,7 +220,6 @@ def add_gradients(s, entry, op, free, host):
     """Adds the gradients that an op makes to their sums.
 
     Args:
-        s: `Ledger`.
         entry: of the agenda, int.
         op: index, int.
         free, host: when the device and its host thread are free, seconds.

@@ -7,6 +7,9 @@ forward actions of its device and microbatch have received.
 
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `layout` a
 `OpLists`, and `out` the `Steps` that are made.
+
+In the kernels here `placed` is a `PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists` and `out` a
+`Steps`.
 """
 
 from __future__ import annotations
@@ -36,14 +39,6 @@ STEPS, ROWS, SLOTS = range(3)
 @kernel(allocates=True)
 def make_programs(p, q, runs, placed, agenda, layout):
     """Makes the programs of all lists.
-
-    Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
-        placed: `PlacedStages`.
-        agenda: `Agenda`.
-        layout: `OpLists`.
 
     Returns:
         `Steps`.
@@ -91,8 +86,6 @@ def number_rows(p, q, device_of, out):
     """Numbers the tensors that other devices read; the sum of a gradient has a row of its own.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
         device_of: device of each op, int64 (n_first_ops,).
         out: `Steps`; written.
     """
@@ -110,7 +103,6 @@ def wire_of(q, tensor, reader):
     """Returns the wire on which an op reads a tensor.
 
     Args:
-        q: `PipelineArrays`.
         tensor, reader: indices, int.
     """
     return 2 * tensor + (q.is_gradient[tensor] > 0 and q.phase[reader] == OPTIMIZER_PHASE)
@@ -121,8 +113,6 @@ def reads(p, runs, op):
     """Returns the range of `ProblemArrays.input_item` that says what an op, or its first run, reads.
 
     Args:
-        p: `ProblemArrays`.
-        runs: `SecondRuns`.
         op: index, int.
     """
     first = op if op < len(p.input_ptr) - 1 else runs.first[op]
@@ -134,11 +124,7 @@ def tensor_read(p, q, runs, stage_of, layout, op, tensor):
     """Returns a tensor that an op reads, or its second tensor where the op reads that in its place.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
         stage_of: stage of each op, int64 (n_first_ops,).
-        layout: `OpLists`.
         op, tensor: indices, int.
     """
     maker = p.producer[tensor]
@@ -153,11 +139,6 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
-        placed: `PlacedStages`.
-        layout: `OpLists`.
         out: `Steps`; written.
         device: index, int.
         each: list of the op, int.
@@ -191,7 +172,6 @@ def add_op(p, out, begin, op, device):
     """Runs an op, in the step before where that runs ops too.
 
     Args:
-        p: `ProblemArrays`.
         out: `Steps`; written.
         begin: first step of the program, int.
         op, device: indices, int.
@@ -208,8 +188,6 @@ def send_outputs(p, q, out, begin, op, device):
     """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
         out: `Steps`; written.
         begin: first step of the program, int.
         op, device: indices, int.
@@ -252,7 +230,6 @@ def add_seconds(p, out, step, column, seconds):
     """Adds an op that takes time to a step.
 
     Args:
-        p: `ProblemArrays`.
         out: `Steps`; written.
         step: index, int.
         column: `FIRST` or `LATER`.
@@ -269,7 +246,6 @@ def last_rest_s(out, begin, n, column):
     """Finds how long the device rests after the ops before a step, which end that much before it is free.
 
     Args:
-        out: `Steps`.
         begin, n: first step of the program, and the step, int.
         column: `FIRST` or `LATER`.
 

@@ -3,6 +3,9 @@
 Each device goes through its actions until it needs a tensor that is not made yet. Its copies depend on no
 other device than the sender, as links carry them in the receiver's order; so devices may be taken in any
 sequence.
+
+In the kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
+`PlacedStages` and `programs` a `Steps`.
 """
 
 from __future__ import annotations
@@ -38,10 +41,6 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curv
     """Simulates a pipelined step.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        runs: `SecondRuns`.
-        placed: `PlacedStages`.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
         until_s: longest step whose memory is found, seconds.
@@ -66,8 +65,6 @@ def run_programs(p, programs, n_microbatches, agenda):
     """Runs the programs of all devices.
 
     Args:
-        p: `ProblemArrays`.
-        programs: `Steps`.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
 
@@ -104,9 +101,7 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
     Args:
-        p: `ProblemArrays`.
         agenda: `Agenda`; the times are written.
-        programs: `Steps`.
         device: index, int.
         clocks: `Clocks`; written.
         free: when each link is free, seconds, by its clock; written.
@@ -145,9 +140,7 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
     """Takes one step of a program.
 
     Args:
-        p: `ProblemArrays`.
         agenda: `Agenda`; the start of the entry is written.
-        programs: `Steps`.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
         clocks, free, tables: as of `advance_device`; written.

@@ -83,7 +83,6 @@ def copy_clocks(p, free, trial):
     """Copies the clocks in use, for a trial.
 
     Args:
-        p: `ProblemArrays`.
         free: seconds, (n_clocks,).
         trial: as `free`; written.
     """
@@ -104,7 +103,6 @@ def start_s(p, free, op, device, ready_s):
     """Finds when an op starts: when it is issued, its inputs are there and its device is free, or late.
 
     Args:
-        p: `ProblemArrays`.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,).
         op, device: indices, int; an op that takes no time need not be issued.
         ready_s: when the inputs of the op are on the device, seconds.
@@ -125,7 +123,6 @@ def finish_s(p, free, op, device, start):
     """Finds when an op finishes that takes longer while the copies issued before it run.
 
     Args:
-        p: `ProblemArrays`.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,).
         op, device: indices, int.
         start: when the op starts, seconds.
@@ -147,7 +144,6 @@ def run_op(p, timeline, op, device, ready_s):
     """Issues an op and runs it on a device as soon as both are ready.
 
     Args:
-        p: `ProblemArrays`.
         timeline: `Timeline`; `start` and `finish` of the op and the clocks of host and device are written.
         op, device: indices, int.
         ready_s: when the inputs of the op are on the device, seconds.

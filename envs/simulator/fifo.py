@@ -11,6 +11,8 @@ it sends without delay arrives, in the next. Ready ops run in the order of (inst
 order) at which they became ready.
 
 In all kernels here `q` is the `ReadyQueue`.
+
+In the kernels here `p` is a `ProblemArrays`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ def run_fifo(p, device_of, timeline):
     """Simulates all ops; a device never rests while an op of its own is ready.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written. Until an op starts, its `start` is the latest known arrival of
             its inputs.
@@ -59,7 +60,6 @@ def initialize(p, device_of, timeline, q):
     """Lays out the heaps at time 0, and makes the outputs of sources and of unplaced ops available.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written.
         q: `ReadyQueue`; written.
@@ -92,7 +92,6 @@ def cancel_outputs(p, q, op):
     """Marks the outputs of an unplaced op as available at time 0.
 
     Args:
-        p: `ProblemArrays`.
         q: `ReadyQueue`; `missing` of the consumers is written.
         op: index, int.
     """
@@ -107,7 +106,6 @@ def deliver(p, device_of, timeline, q, op, cycle):
     """Hands an op's outputs to the consumers on its device and sends them, in consumer order, to the others.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` in which the op has finished; written.
         q: `ReadyQueue`; written.
@@ -143,7 +141,6 @@ def drain(p, device_of, timeline, q):
     """Starts queued ops in time order until none is left.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline`; written.
         q: `ReadyQueue`; written.

@@ -9,6 +9,8 @@ of time, about one event each. The bytes held before a bucket are known, and in 
 those by more than what begins in it: only the events of the few buckets that could hold the peak are sorted.
 
 In all kernels here `h` is the `Holdings`, and `scale` the number of buckets per second.
+
+In the kernels here `p` is a `ProblemArrays` and `h` a `Holdings`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ def peak_memory(p, device_of, timeline, total_s, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         total_s: step time, seconds.
@@ -63,7 +64,6 @@ def add_held(h, n, n_buckets, total_s, peak):
     """Adds to what each device always holds the most that it holds besides at once.
 
     Args:
-        h: `Holdings`.
         n: their number, int.
         n_buckets: buckets of time, int; about as many as events of a device are quickest.
         total_s: end of the last holding, seconds.
@@ -88,7 +88,6 @@ def memory_curve(p, device_of, timeline, total_s, curve):
     """Finds the most bytes that each device holds in each part of the step; the parts are equally long.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         total_s: step time, seconds.
@@ -136,7 +135,6 @@ def find_holdings(p, device_of, timeline, last_use, h):
     """Finds all holdings.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         last_use: scratch, float64 (n_devices,).
@@ -182,7 +180,6 @@ def add_flows(h, n, scale, flows):
     """Sums up the bytes that begin and that end to be held, per device and bucket.
 
     Args:
-        h: `Holdings`.
         n: their number, int.
         scale: buckets per second.
         flows: zeros; written: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `ENDS`.
@@ -223,7 +220,6 @@ def find_events(h, n, scale, in_doubt, events):
     Event `2 * i` is the beginning of holding `i`, and `2 * i + 1` its end.
 
     Args:
-        h: `Holdings`.
         n: their number, int.
         scale: buckets per second.
         in_doubt: uint8 (n_devices, n_buckets).
@@ -254,7 +250,6 @@ def is_before(h, event, other):
     """Says whether an event comes before another: by time, and at one instant ends before beginnings.
 
     Args:
-        h: `Holdings`.
         event, other: int, see `find_events`.
 
     Returns:
@@ -269,7 +264,6 @@ def sift(h, events, event, at, n):
     """Puts an event into a heap with the latest event on top.
 
     Args:
-        h: `Holdings`.
         events: the heap, int32 (n or more,); written.
         event: int, see `find_events`.
         at: the free position where it starts to sink, int.
@@ -291,7 +285,6 @@ def sort_events(h, events, n):
     """Sorts events by time (heap sort).
 
     Args:
-        h: `Holdings`.
         events: int32 (n or more,); the first `n` are sorted in place.
         n: int.
     """
@@ -308,7 +301,6 @@ def raise_peaks(h, events, scale, flows, peak):
     """Raises each device's peak to the bytes held after each of its events in the buckets in doubt.
 
     Args:
-        h: `Holdings`.
         events: sorted events of the buckets in doubt, int32 (n_events,).
         scale: buckets per second.
         flows: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `HELD`.

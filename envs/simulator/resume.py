@@ -5,6 +5,8 @@ op changes. Two simulations lie side by side: the *current* one, of the placemen
 *candidate*, of that placement with a move. The candidate resumes the current one at the last saved state
 before the move; `commit` makes them change places. The result equals a full simulation to the bit. Under
 `fifo` a move may change what happened before it, so everything is simulated anew.
+
+In the kernels here `p` is a `ProblemArrays`.
 """
 
 from __future__ import annotations
@@ -98,7 +100,6 @@ def run_moved(p, device_of, pair, first, limit_s, work_s):
     """Simulates a complete placement that equals the current one before op `first`.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); none is -1.
         pair: `SimulationPair`; its candidate is written.
         first: index of the first op that may have moved, int.
@@ -123,7 +124,6 @@ def rewind(p, pair, block):
     """Makes the candidate equal to the current simulation before a block, and empty from there on.
 
     Args:
-        p: `ProblemArrays`.
         pair: `SimulationPair`; the candidate's timeline, log and saved states, and `n_shared`, are written.
         block: index, int.
     """
@@ -151,7 +151,6 @@ def resume(p, device_of, pair, first, limit_s, work_s):
     """Simulates the candidate from a block on, and saves the state before each later block.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); none is -1.
         pair: `SimulationPair` whose candidate is rewound to the block; the candidate and `remaining_s` are
             written.
@@ -203,7 +202,6 @@ def save(p, saved, timeline, work_s, remaining_s, total_s):
     """Saves the state before a block.
 
     Args:
-        p: `ProblemArrays`.
         saved: one row of `SimulationPair.saved`; written.
         timeline: `Timeline` of the ops before.
         work_s, remaining_s: all of the work of each device and what is still to be done, seconds,
@@ -223,7 +221,6 @@ def restore(p, saved, timeline, work_s, remaining_s):
     """Restores a saved state.
 
     Args:
-        p: `ProblemArrays`.
         saved: one row of `SimulationPair.saved`.
         timeline: `Timeline`; `free` is written.
         work_s: seconds of work of each device, (n_devices,); it may differ from that at the time of saving,

@@ -1,4 +1,7 @@
-"""Transfers: the one place where a tensor is sent, the log that takes sends back, and the estimate."""
+"""Transfers: the one place where a tensor is sent, the log that takes sends back, and the estimate.
+
+In the kernels here `p` is a `ProblemArrays`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,6 @@ def send(p, timeline, free, tensor, source, device, commit, log):
     """Sends a tensor to a device that it has not been sent to.
 
     Args:
-        p: `ProblemArrays`.
         timeline: `Timeline` in which the producer has finished; with `commit`, `sent` and `arrival` are
             written.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,); written: that of
@@ -69,7 +71,6 @@ def reserve(p, free, tensor, source, target, ready_s):
     """Issues one transfer between two devices and occupies their link for it.
 
     Args:
-        p: `ProblemArrays`.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of the
             host, of the link and of copies beside ops are written.
         tensor, source, target: indices, int.
@@ -100,7 +101,6 @@ def slow_ops(p, free, device, start, end):
     end.
 
     Args:
-        p: `ProblemArrays`.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of
             copies beside the ops of the device are written.
         device: index, int; the copy is to or from it.
@@ -118,7 +118,6 @@ def copy_start_s(p, free, source, target, ready_s):
     """Finds when a copy starts: it is issued, its link is free, and if it is eager, so are both devices.
 
     Args:
-        p: `ProblemArrays`.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,).
         source, target: device indices, int.
         ready_s: when the tensor is ready to be sent, seconds.
@@ -161,7 +160,6 @@ def transfer_seconds(p, size, source, target):
     """Estimates a transfer over a free link, latency included; nothing is sent.
 
     Args:
-        p: `ProblemArrays`.
         size: bytes to send, float.
         source, target: device indices, int.
 

@@ -1,4 +1,4 @@
-"""What a trace alone would lose, carried into it: assignments, hooks of gradients, numbers, closures."""
+"""Carries into a trace what it alone would lose: assignments, hooks of gradients, numbers, closures."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def hooked(tensor: Tensor, hooks: Sequence[Any]) -> Tensor:
 
 
 def carry_cumulative_averages(model: nn.Module) -> None:
-    """Lets batch norms with `momentum=None` count in a tensor; torch reads the count as a Python number."""
+    """Makes batch norms with `momentum=None` count in a tensor; torch reads a Python number."""
     for part in model.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
             vars(part)["forward"] = MethodType(_batch_norm, part)

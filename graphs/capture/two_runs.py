@@ -1,19 +1,32 @@
-"""Runs a step twice before it is traced, to find what its trace, which stands for all steps, would lose."""
+"""Runs a step twice before it is traced, to find what its trace, which stands for all steps, would lose.
+
+The two runs compute the same where their results have equal numbers, by value numbering.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from graphs.capture.known_values import BOTH, HIGH, LOW, copied_values
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import Step
-from graphs.capture.value_numbers import ValueNumbers
 from graphs.system.errors import shortened
 
 FOREIGN = (
     "forward reads values that torch does not make and that differ from run to run (a clock, a file, a "
     "random generator of its own); each step repeats those of the capture"
 )
+PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+MOST_OPS = 1_000_000
+LARGE = 1_000_000
+"""Elements of a constant from which its memory stands for its values."""
 
 
 def find_losses(step: Step) -> tuple[list[str], bool]:
@@ -86,3 +99,114 @@ class _Runs:
             return None
         finally:
             self.n_asked, made_up.which = made_up.n_asked, None
+
+
+class ValueNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives each memory that an op writes a number: that of the op and of all that it reads.
+
+    A value that one run leaves to the next has another number there, unless it follows from constants alone:
+    the next run has other inputs, weights and random numbers.
+
+    Args:
+        state_varies: whether parameters and buffers are others in the next run.
+
+    Source: value numbering, as in Alpern, Wegman and Zadeck 1988, over memory in place of variables.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, state_varies: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._state_varies = state_varies
+        self._numbers: dict[int, tuple[Any, int, bool]] = {}
+        self._n_drawn = self.n_ops = 0
+        self.most_ops = MOST_OPS
+
+    def run(
+        self, function: Callable[[Sequence[Tensor], Sequence[Tensor]], Any], state: Any, inputs: Any
+    ) -> tuple[int, ...]:
+        """Runs a step; returns the numbers of its results and of the state that it leaves."""
+        kept = self._numbers.items()
+        self._numbers = {
+            key: (memory, hash((number, "kept")) if varies else number, varies)
+            for key, (memory, number, varies) in kept
+        }
+        self._n_drawn = self.n_ops = 0
+        for kind, tensors, varies in (("state", state, self._state_varies), ("input", inputs, True)):
+            for place, tensor in enumerate(tensors):
+                self._note(tensor, hash((kind, place)), varies)
+        with self:
+            made = function(state, inputs)
+        return tuple(self._read(leaf)[0] for leaf in [*tree_leaves(made), *state])
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an op and numbers what it makes and writes."""
+        kwargs = kwargs or {}
+        self.n_ops += 1
+        if self.n_ops > self.most_ops:
+            raise RuntimeError("the step does not end")
+        read = [self._read(leaf) for leaf in tree_leaves((args, kwargs))]
+        made = func(*args, **kwargs)
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self._n_drawn += draws
+        number = hash((str(func), self._n_drawn if draws else 0, *(each for each, _ in read)))
+        varies = draws or any(each for _, each in read)
+        written = self._written(func, args, kwargs)
+        for place, leaf in enumerate(tree_leaves(made)):
+            if isinstance(leaf, Tensor) and _memory(leaf)[0] not in self._numbers:
+                self._note(leaf, hash((number, place)), varies)
+        for place, leaf in enumerate(written):
+            self._note(leaf, hash((number, "written", place)), varies)
+        return made
+
+    @staticmethod
+    def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Lists the tensors that an op changes in place."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return []
+        values = {each.name: value for each, value in zip(schema.arguments, args, strict=False)} | kwargs
+        names = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
+        return [
+            leaf for leaf in tree_leaves([values.get(name) for name in names]) if isinstance(leaf, Tensor)
+        ]
+
+    def _note(self, tensor: Tensor, number: int, varies: bool) -> None:
+        key, memory = _memory(tensor)
+        self._numbers[key] = memory, number, varies
+
+    def _read(self, value: Any) -> tuple[int, bool]:
+        """Returns the number of a value, and whether it may be another in the next run."""
+        if not isinstance(value, Tensor):
+            return hash(repr(value) if isinstance(value, PLAIN) else type(value).__name__), False
+        key, _ = _memory(value)
+        if key not in self._numbers:
+            self._note(value, _content(value), False)
+        _, number, varies = self._numbers[key]
+        return hash((number, str(value.dtype), *_layout(value))), varies
+
+
+def _memory(tensor: Tensor) -> tuple[int, Any]:
+    """Returns a key of the memory behind a tensor, and what keeps the key in use."""
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has several
+        return id(tensor), tensor
+    return storage._cdata, storage
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided:
+        return (tensor.shape,)
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _content(tensor: Tensor) -> int:
+    """Returns a number of the values of a constant."""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.layout is not torch.strided:
+        return hash(("constant", id(tensor)))
+    if tensor.numel() > LARGE:
+        return hash((tensor.data_ptr(), tensor._version))
+    return hash(str(tensor.detach().cpu().flatten().tolist()))

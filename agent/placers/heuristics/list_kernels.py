@@ -3,6 +3,8 @@
 In all kernels here `p` is a `ProblemArrays`, `units` a `Units`, `device_of` the device of each op, int64
 (n_ops,), -1 = unplaced, and `free_bytes` the free memory of each device, float64 (n_devices,), negative
 where it overflows.
+
+In the kernels here `kept` is a `ReservedDevices`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ def assign(units, unit, device, device_of, free_bytes):
     """Places all of a unit's ops on a device.
 
     Args:
-        units: `Units`.
         unit, device: indices, int.
         device_of: device of each op, int64 (n_ops,); written.
         free_bytes: free memory, (n_devices,); the footprint of the unit is taken off.
@@ -57,7 +58,6 @@ def may_take(units, op, device, device_of, free_bytes):
     free memory; where it fits on no device, the one with the most free memory takes it.
 
     Args:
-        units: `Units`.
         op, device: indices, int.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         free_bytes: free memory, (n_devices,).
@@ -77,7 +77,6 @@ def place_leftovers(units, device_of, free_bytes):
     """Places each unit without a running op on the device with the most free memory.
 
     Args:
-        units: `Units`.
         device_of: device of each op, int64 (n_ops,); written where -1.
         free_bytes: free memory, (n_devices,); written.
     """
@@ -91,8 +90,6 @@ def schedule_in_order(p, units, order, free_bytes):
     """Places each op, in a given order, where it finishes first; ties go to the lower device index.
 
     Args:
-        p: `ProblemArrays`.
-        units: `Units`.
         order: indices of the running ops, int64 (n_running,).
         free_bytes: memory that may be used, (n_devices,); written.
 
@@ -139,7 +136,6 @@ def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
     """Estimates when the inputs of an op could be on each device, as the links are now.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops scheduled so far.
         trial_free: scratch, float64 (n_clocks,).
@@ -156,15 +152,12 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
     """Finds the ready op and the device that start first; ties go to the earlier op, then the lower device.
 
     Args:
-        p: `ProblemArrays`.
-        units: `Units`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops scheduled so far.
         free_bytes: free memory, (n_devices,).
         ready_ops: indices of the ready ops, int64 (n_ops,), of which the first `n_ready` count.
         n_ready: int.
         ready_s: when the inputs of each op are on each device, seconds, (n_ops, n_devices).
-        kept: `ReservedDevices`.
 
     Returns:
         Position in `ready_ops`, and device index.
@@ -191,8 +184,6 @@ def schedule_earliest_start(p, units, free_bytes, favourite, keep_s):
     counts as busy, until the child was placed.
 
     Args:
-        p: `ProblemArrays`.
-        units: `Units`.
         free_bytes: memory that may be used, (n_devices,); written.
         favourite: the favourite child of each op, -1 = none, int64 (n_ops,).
         keep_s: how long each op's device is kept for that, seconds, (n_ops,).

@@ -3,6 +3,8 @@
 `construct` in program order under a `program` cluster is simulated incrementally: the timeline of an episode
 always holds what has been visited, and a candidate costs O(degree). Any other order simulates the partial
 placement once per candidate.
+
+In the kernels here `p` is a `ProblemArrays` and `episode` an `Episode`.
 """
 
 from __future__ import annotations
@@ -87,8 +89,6 @@ def evaluate_incrementally(p, episode, op, scratch):
     """Evaluates each candidate from the timeline of what has been visited.
 
     Args:
-        p: `ProblemArrays`.
-        episode: `Episode`.
         op: index of the op at hand, int.
         scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
             `timeline` is scratch.
@@ -133,7 +133,6 @@ def inputs_there_s(p, episode, op, device, timeline):
     """Returns when the inputs of an op are on a device in a finished simulation, in seconds.
 
     Args:
-        p: `ProblemArrays`.
         episode: `Episode`; `simulated` is read; inputs that it lacks are available at time 0.
         op, device: indices, int.
         timeline: `Timeline`; the simulation, with the op on the device.
@@ -154,8 +153,6 @@ def fill_neighbours(p, episode, op, scratch):
     """Finds out where the bytes of placed neighbours are, and the transfers that each device would wait for.
 
     Args:
-        p: `ProblemArrays`.
-        episode: `Episode`.
         op: index of the op at hand, int.
         scratch: `CandidateScratch`; `inputs_there`, `outputs_there` and `input_transfer_s` are written.
     """

@@ -5,6 +5,7 @@ The kernels of this package share three arguments:
     m: `MdpArrays`; placement units, footprints and scales of the problem.
     p: `ProblemArrays`; graph and cluster as the simulator reads them.
     episode: `Episode`; state of the episode; its arrays are views into `Episodes`.
+    timeline: `Timeline`.
 """
 
 from __future__ import annotations
@@ -211,7 +212,6 @@ def updated_s(m, p, timeline, device_of, waiting_s, op, device, finish):
     Where it is on another device, the output is sent behind all that its link carries or has to carry.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. timeline: `Timeline`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         waiting_s: as in `Episode`.
         op, device: indices, int.
@@ -250,7 +250,6 @@ def queue_gradient(m, p, device_of, waiting_s, op):
     """Adds the copy of a gradient that its update reads elsewhere to what its link carries after all else.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,).
         waiting_s: as in `Episode`; written.
         op: index of a placed op, int.
@@ -369,7 +368,6 @@ def simulate_op(m, p, episode, op, device, moves_unit):
     """Shows a full simulation an op on a device, and the source ops of its unit or the whole unit with it.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `simulated` is written.
         op: index of the op, int.
         device: index of the device, int; -1 hides them again.

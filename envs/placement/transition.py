@@ -1,4 +1,7 @@
-"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes."""
+"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes.
+
+In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays` and `episode` an `Episode`.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,6 @@ def construct(m, p, episode, device):
     """Decides the unit of the op at hand and visits on to the next op that is not decided.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; written.
         device: index of the device, int.
 
@@ -145,7 +147,6 @@ def improve(m, p, episode, device):
     """Moves the unit of the op at hand and goes to the next visit.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; written; simulated again where the unit changes its device.
         device: index of the device, int.
 
@@ -167,7 +168,6 @@ def keep_best(p, episode):
     """Keeps the fastest placement so far whose footprints are within the memory.
 
     Args:
-        p: `ProblemArrays`.
         episode: `Episode`; `best_s` and `best_device_of` are written.
     """
     for device in range(len(p.memory)):
@@ -183,7 +183,6 @@ def assign(m, p, episode, op, device):
     """Puts the unit of an op on a device, taking it from where it was.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `device_of`, `load`, `busy`, `updates_s` and `state` are written.
         op: index of the op, int.
         device: index of the device, int.
@@ -211,7 +210,6 @@ def visit(m, p, episode, op):
     """Adds a decided op to what is simulated.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `timeline` and `time_s` are written if incremental, else `simulated`.
         op: index of the op, int.
     """
@@ -229,7 +227,6 @@ def share_of_overflow(p, episode, peak_bytes):
     """Computes the memory that a finished placement needs beyond what its devices have.
 
     Args:
-        p: `ProblemArrays`. episode: `Episode`.
         peak_bytes: (n_devices,); written.
 
     Returns:

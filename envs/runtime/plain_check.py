@@ -46,8 +46,11 @@ class PlainCheck:
         self, captured: CapturedStep, module: nn.Module, device_of: IntArray | None, seed: int
     ) -> None:
         self._captured, self._n_left = captured, N_STEPS
-        self._plain = copy.deepcopy(module).cpu().requires_grad_(False)
-        self._plain.train(module.training) if captured.step.has_loss else self._plain.eval()
+        values = (value for part in module.modules() for value in vars(part).values())
+        made = {id(each): each.detach().clone() for each in values if isinstance(each, Tensor)}
+        self._plain = copy.deepcopy(module, made).cpu().requires_grad_(False)
+        if not captured.step.has_loss:
+            self._plain.eval()
         self._paths, self._attributes = WeakIdKeyDictionary(), PythonState(module)
         for path in captured.step.state:
             real, plain = attrgetter(path)(module), attrgetter(path)(self._plain)

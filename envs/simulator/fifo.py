@@ -12,7 +12,8 @@ order) at which they became ready.
 
 In all kernels here `q` is the `ReadyQueue`.
 
-In the kernels here `p` is a `ProblemArrays`.
+In the kernels here `p` is a `ProblemArrays` and `device_of` the device of each op, int64 (n_ops,); -1 =
+unplaced.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ def run_fifo(p, device_of, timeline):
     """Simulates all ops; a device never rests while an op of its own is ready.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written. Until an op starts, its `start` is the latest known arrival of
             its inputs.
 
@@ -60,7 +60,6 @@ def initialize(p, device_of, timeline, q):
     """Lays out the heaps at time 0, and makes the outputs of sources and of unplaced ops available.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written.
         q: `ReadyQueue`; written.
     """
@@ -106,7 +105,6 @@ def deliver(p, device_of, timeline, q, op, cycle):
     """Hands an op's outputs to the consumers on its device and sends them, in consumer order, to the others.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` in which the op has finished; written.
         q: `ReadyQueue`; written.
         op: index, int.
@@ -141,7 +139,6 @@ def drain(p, device_of, timeline, q):
     """Starts queued ops in time order until none is left.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline`; written.
         q: `ReadyQueue`; written.
 

@@ -10,7 +10,8 @@ those by more than what begins in it: only the events of the few buckets that co
 
 In all kernels here `h` is the `Holdings`, and `scale` the number of buckets per second.
 
-In the kernels here `p` is a `ProblemArrays` and `h` a `Holdings`.
+In the kernels here `p` is a `ProblemArrays`, `h` a `Holdings` and `device_of` the device of each op, int64
+(n_ops,); -1 = unplaced.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ def peak_memory(p, device_of, timeline, total_s, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         total_s: step time, seconds.
         peak: bytes, (n_devices,); written.
@@ -88,7 +88,6 @@ def memory_curve(p, device_of, timeline, total_s, curve):
     """Finds the most bytes that each device holds in each part of the step; the parts are equally long.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         total_s: step time, seconds.
         curve: bytes, (n_devices, n_parts); written.
@@ -135,7 +134,6 @@ def find_holdings(p, device_of, timeline, last_use, h):
     """Finds all holdings.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         last_use: scratch, float64 (n_devices,).
         h: `Holdings`; written.

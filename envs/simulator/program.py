@@ -1,4 +1,8 @@
-"""Schedule `program`: devices run their ops in program order, in one pass."""
+"""Schedule `program`: devices run their ops in program order, in one pass.
+
+In the kernels here `p` is a `ProblemArrays` and `device_of` the device of each op, int64 (n_ops,); -1 =
+unplaced.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ def inputs_ready(p, device_of, timeline, free, op, device, commit, log=None):
     """Finds when the inputs of an op are on a device, and issues the copies of those that are not there yet.
 
     Args:
-        p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); inputs whose producer is unplaced (-1) are available at
             time 0.
         timeline: `Timeline` in which all present producers have finished; with `commit`, `sent` and `arrival`
@@ -50,8 +53,6 @@ def issue(p, device_of, timeline, op, log):
     """Runs the next op in program order; a source or an unplaced op takes no time.
 
     Args:
-        p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops before; written.
         op: index, int.
         log: `SendLog` that gets the slots which are filled, or None.
@@ -72,8 +73,6 @@ def run_program(p, device_of, timeline):
     """Simulates all ops; devices run theirs in program order, links carry copies in the order of first need.
 
     Args:
-        p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written.
 
     Returns:

@@ -150,7 +150,7 @@ def give_value(fake: Tensor, value: Tensor) -> None:
 
 @contextmanager
 def copied_values(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Lets ops in place change copies of the values of fake tensors, which are then as before."""
+    """Gives fake tensors copies of their values, which ops in place may change; then those of before."""
     values = [(tensor, getattr(tensor, _VALUE)) for tensor in tensors if hasattr(tensor, _VALUE)]
     for tensor, value in values:
         setattr(tensor, _VALUE, value.clone())

@@ -4,7 +4,8 @@ In all kernels here `p` is a `ProblemArrays`, `units` a `Units`, `device_of` the
 (n_ops,), -1 = unplaced, and `free_bytes` the free memory of each device, float64 (n_devices,), negative
 where it overflows.
 
-In the kernels here `kept` is a `ReservedDevices`.
+In the kernels here `kept` is a `ReservedDevices` and `device_of` the device of each op, int64 (n_ops,); -1
+= unplaced.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ def may_take(units, op, device, device_of, free_bytes):
 
     Args:
         op, device: indices, int.
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         free_bytes: free memory, (n_devices,).
 
     Returns:
@@ -136,7 +136,6 @@ def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
     """Estimates when the inputs of an op could be on each device, as the links are now.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops scheduled so far.
         trial_free: scratch, float64 (n_clocks,).
         op: index, int.
@@ -152,7 +151,6 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
     """Finds the ready op and the device that start first; ties go to the earlier op, then the lower device.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops scheduled so far.
         free_bytes: free memory, (n_devices,).
         ready_ops: indices of the ready ops, int64 (n_ops,), of which the first `n_ready` count.

@@ -1,4 +1,7 @@
-"""The chain of annealing and local search, on top of the simulator's kernels."""
+"""The chain of annealing and local search, on top of the simulator's kernels.
+
+In the kernels here `p` is a `ProblemArrays`, `units` a `Units` and `segments` a `Segments`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ def overflow_bytes(p, chain, total_s):
     """Sums the bytes by which the candidate simulation exceeds the memory of each device.
 
     Args:
-        p: `ProblemArrays`.
         chain: `AnnealingChain`; `peak` is written.
         total_s: step time of the proposed placement, seconds.
 
@@ -43,7 +45,6 @@ def accept(p, chain, first, limit, scale_s, track_memory):
     Memory only adds energy, so it is simulated only where the time alone is within the limit.
 
     Args:
-        p: `ProblemArrays`.
         chain: `AnnealingChain`; if the proposal is accepted, `energy`, `pair` and perhaps the best are
             written.
         first: index of the first op moved, int.
@@ -96,8 +97,6 @@ def anneal(p, units, segments, chain, n, temperature, module_share, scale_s, tra
     """Makes proposals and accepts them by Metropolis' rule; at temperature 0, none that is worse.
 
     Args:
-        p: `ProblemArrays`.
-        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; written.
         n: number of proposals, int.
         temperature: in units of energy.

@@ -51,7 +51,6 @@ def device_of_unit(units, chain, unit):
     """Finds the device that a unit is on.
 
     Args:
-        units: `Units`. chain: `AnnealingChain`.
         unit: index, int.
 
     Returns:
@@ -65,7 +64,6 @@ def put(units, chain, unit, device):
     """Puts all of a unit's ops on a device.
 
     Args:
-        units: `Units`.
         chain: `AnnealingChain`; `device_of` and `work_s` are written.
         unit, device: indices, int.
     """
@@ -81,7 +79,6 @@ def move(units, chain, n_moved, unit, device):
     """Adds a unit to the proposed move.
 
     Args:
-        units: `Units`.
         chain: `AnnealingChain`; the proposal is written.
         n_moved: units moved so far, int.
         unit, device: indices, int.
@@ -103,7 +100,6 @@ def draw_target(units, chain, unit, n_devices, rng):
     """Draws another device for a unit: often that of a neighbour, else any.
 
     Args:
-        units: `Units`. chain: `AnnealingChain`.
         unit, n_devices: int.
         rng: generator.
 
@@ -123,7 +119,6 @@ def move_with_neighbours(units, chain, unit, target):
     """Moves a unit together with its neighbours on the same device.
 
     Args:
-        units: `Units`.
         chain: `AnnealingChain`; the proposal is written.
         unit, target: indices of the unit and the device, int.
 
@@ -143,7 +138,6 @@ def move_segment(units, segments, chain, unit, target, rng):
     """Moves a segment of a sequence around a unit; its length is log-uniform up to half of the units.
 
     Args:
-        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; the proposal is written.
         unit, target: indices of the unit and the device, int.
         rng: generator.
@@ -166,7 +160,6 @@ def move_module(units, segments, chain, unit, target, rng):
     """Moves all of a module that a unit is in, drawn of those that contain each other; else the unit alone.
 
     Args:
-        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; the proposal is written.
         unit, target: indices of the unit and the device, int.
         rng: generator.
@@ -189,7 +182,6 @@ def propose(units, segments, chain, n_devices, module_share, rng):
     """Proposes a random move.
 
     Args:
-        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; `device_of`, `work_s`, `moved` and `back` are written.
         n_devices: int.
         module_share: probability of a move of a module.
@@ -221,7 +213,6 @@ def first_moved(units, chain, n_moved):
     """Finds the first op in program order of the units that the proposal moves.
 
     Args:
-        units: `Units`. chain: `AnnealingChain`.
         n_moved: number of units moved, int.
 
     Returns:

@@ -2,6 +2,8 @@
 
 Each consumer that is not placed yet is assumed to go where it fares best. Looking one op beyond the one at
 hand is an idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
+
+In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays` and `episode` an `Episode`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ def fill_consumer_features(m, p, episode, op, scratch):
     """Evaluates what the outputs of an op cost its consumers if it runs on each candidate device.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
-        episode: `Episode`.
         op: index of the op at hand, int.
         scratch: `CandidateScratch`; `finish_s` is read. Written, (n_devices,) each: `output_transfer_s`,
             `consumer_inputs_there`, `consumer_transfer_s` (over the least), `consumer_finish_s`. Overwritten:
@@ -65,7 +65,6 @@ def add_unplaced_consumer(m, p, episode, consumer, tensor, unit, scratch):
     for it.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         consumer: index of the op, int.
         tensor: index of the tensor that it reads from the op at hand, int.
         unit: placement unit of the op at hand, int.
@@ -103,7 +102,6 @@ def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
     """Raises `consumer_finish_s` of each candidate to the earliest finish of one consumer on any device.
 
     Args:
-        p: `ProblemArrays`.
         episode: `Episode`; `timeline.free` is read.
         consumer: index of the op, int.
         sent_bytes: bytes that it reads from the candidate device, float.
@@ -125,7 +123,6 @@ def fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch):
     """Finds out what a consumer reads besides a tensor, and when that can be on each device.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         consumer: index of the op, int.
         tensor: index of the tensor, int.
         unit: placement unit of the op at hand, int; what the unit makes besides goes along with the tensor.

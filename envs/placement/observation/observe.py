@@ -1,4 +1,8 @@
-"""The observation of the op at hand: features of each candidate device, and which have free memory."""
+"""The observation of the op at hand: features of each candidate device, and which have free memory.
+
+In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `timeline` a
+`Timeline`.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,6 @@ def observe(m, p, episode, scratch, rules, observation, i, e):
     """Fills in the observation of the op at hand.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; written while candidates are evaluated, then restored.
         scratch: `CandidateScratch`; written (scratch).
         rules: `MdpRules`; whether there are rollouts.
@@ -92,7 +95,6 @@ def count_updates(m, p, episode, op, scratch):
     of the work of a unit, such as those of an embedding, and gradients the largest tensors that are sent.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index of the op at hand, int.
         scratch: `CandidateScratch`; `step_time_s` is raised.
     """
@@ -139,7 +141,6 @@ def fill_candidates(m, p, episode, scratch, features):
     """Fills the columns of the evaluated candidates: times, and the shares of the neighbours' bytes there.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         scratch: `CandidateScratch`; evaluated candidates.
         features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
@@ -179,7 +180,6 @@ def fill_state(m, p, episode, op, features):
     """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index of the op at hand, int.
         features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
@@ -212,7 +212,6 @@ def unit_seconds(m, p, op, device):
     """Returns the seconds that the ops of an op's unit take on a device, updates of its parameters included.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         op, device: indices, int.
     """
     unit, seconds = m.unit_of[op], 0.0
@@ -226,7 +225,6 @@ def fill_rollout(m, p, rollout, features):
     """Fills the columns of the truncated rollouts.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         rollout: `RolloutScratch`; results of the rollouts.
         features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
@@ -249,7 +247,6 @@ def link_busy_until(p, timeline, device):
     """Returns when the last outgoing link of a device is free, in seconds; 0 where it has none.
 
     Args:
-        p: `ProblemArrays`. timeline: `Timeline`.
         device: index of the device, int.
     """
     until = 0.0

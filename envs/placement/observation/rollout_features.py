@@ -6,6 +6,9 @@ numbers of decisions; then everything is rolled back. So a policy sees what othe
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
+
+In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `timeline` a
+`Timeline`.
 """
 
 from __future__ import annotations
@@ -74,7 +77,6 @@ def simulate_rollouts(m, p, episode, ahead):
     """Simulates a truncated rollout from every candidate device for the op at hand.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`, incremental; changed and restored.
         ahead: `RolloutScratch`; `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch.
     """
@@ -100,7 +102,6 @@ def simulate_ahead(m, p, episode, first_device, first, ahead):
     others, which the rule does not know of. If there are such ops, another rollout is needed.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `device_of` and the timeline are written.
         first_device: index of the candidate, int.
         first: index of the first horizon to record: 0 for all of them, `PATH` for that alone.
@@ -166,7 +167,6 @@ def least_step_s(m, p, episode, last, time_s):
     Only those ops count that would lengthen the step if they started when all devices are free.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; if its visits are not in program order, no op to come counts.
         last: index of the op visited last, int.
         time_s: the least that the step can be by the visited ops, seconds.
@@ -231,7 +231,6 @@ def soonest_use(m, p, episode, op, ahead):
     of what is read beside its output, and the one free soonest; without memory if no device has enough.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index, int.
         ahead: `RolloutScratch`; `load` is read.
 
@@ -271,7 +270,6 @@ def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
     and of the time that the device waits for them, in which it runs nothing else.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
         timeline: `Timeline` in which all placed producers have finished.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         waiting_s: as in `Episode`.
@@ -316,7 +314,6 @@ def there_s(p, timeline, tensor, source, device):
     """Finds when a tensor is on a device, sent behind all that its link carries so far if it was not yet.
 
     Args:
-        p: `ProblemArrays`. timeline: `Timeline`.
         tensor: index, int.
         source, device: where it is made and where it is to be, indices, int.
 
@@ -338,7 +335,6 @@ def restore_episode(m, episode, ahead, n_units, n_seen):
     """Takes back what `simulate_ahead` did to an episode.
 
     Args:
-        m: `MdpArrays`.
         episode: `Episode`; `device_of` and the timeline are restored.
         ahead: `RolloutScratch`; its log is emptied.
         n_units, n_seen: numbers of units placed and of visits looked at, int.

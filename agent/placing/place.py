@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from graphs.capture.captured_step import CapturedStep
     from graphs.capture.loss import Loss
 
-PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
-"""Types of ops whose factors have one type; fake tensors take any."""
 DEFAULT_PLACER = {STEP: "auto", PIPELINE: "refine"}
 PLANS: Mapping[str, Callable[..., Plan]] = {STEP: Plan, PIPELINE: PipelinePlan}
 
@@ -227,13 +225,6 @@ def _graph(
         cut = request.batch_dim, request.split_inputs
         inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
     captured = capture.capture_step(model, inputs, **settings)
-    for node, op in captured.op_of_node.items():
-        types = [str(each.meta["val"].dtype) for each in node.all_input_nodes if "val" in each.meta]
-        if captured.graph.op_types[op] in PRODUCTS and len(set(types)) > 1:
-            what = f"op '{captured.graph.op_names[op]}' multiplies {' by '.join(types[-2:])}"
-            raise InputError(
-                f"{what}, which torch refuses; give inputs of the weights' type, as inputs.float()"
-            )
     return captured, captured.graph
 
 

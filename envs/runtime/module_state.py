@@ -14,6 +14,7 @@ from envs.runtime.device_program import ExecutionError
 from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.values import constant_value
+from graphs.system.errors import print_notice
 
 
 def state_of(captured: CapturedStep, module: nn.Module) -> dict[str, Tensor]:
@@ -88,10 +89,25 @@ def check_options(optimizer: str | None, options: Mapping[str, Any]) -> None:
     if optimizer is None:
         return
     try:
-        OPTIMIZERS[optimizer]([nn.Parameter(torch.zeros(1))], **options)
+        kept = [_kept_by(optimizer, each) for each in ({}, options)]
+        if kept[0] != kept[1]:
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            print_notice(
+                f"{optimizer} with {given} keeps {kept[1]} times the weights; planned were {kept[0]}"
+            )
     except (TypeError, ValueError, RuntimeError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise ExecutionError(f"optimizer '{optimizer}' does not take {given}: {error}") from None
+
+
+def _kept_by(optimizer: str, options: Mapping[str, Any]) -> float:
+    """Returns what an optimizer keeps of a large parameter, over its size."""
+    weights = nn.Parameter(torch.zeros(64, 64))
+    weights.grad = torch.ones_like(weights)
+    made = OPTIMIZERS[optimizer]([weights], **options)
+    made.step()
+    kept = (value for value in made.state[weights].values() if isinstance(value, Tensor))
+    return round(sum(value.numel() for value in kept) / weights.numel(), 1)
 
 
 def check_values(what: str, value: Any) -> None:

@@ -24,15 +24,17 @@ from torch.utils._pytree import tree_leaves
 
 from graphs.capture.known_values import NEEDS_VALUES
 from graphs.capture.loss import CaptureError
-from graphs.capture.module_calls import record_calls
+from graphs.capture.module_calls import record_calls, source_of
 from graphs.capture.step import Step, describe_failure
 from graphs.capture.two_runs import changed_lines, find_losses
-from graphs.capture.values import constant_value
+from graphs.capture.values import constant_value, node_value, op_packet, tensors_of
 
 TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
 
 
+ONE_TYPE = tuple(getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
+"""Products whose factors have one type."""
 OWN_GENERATOR = (
     "forward draws from a torch.Generator; where the step runs, each device draws from its own random numbers"
 )
@@ -97,8 +99,22 @@ def trace(step: Step) -> Trace:
                 traced = _trace_as_compiled(step)
         finally:
             step.restore()
+    _check_types(traced.nodes)
     traced.lost += lost if is_settled else lost + changed_lines(step.changed)
     return traced
+
+
+def _check_types(nodes: Sequence[fx.Node]) -> None:
+    """Refuses products of several types, which fake tensors take and torch does not."""
+    for node in (node for node in nodes if op_packet(node) in ONE_TYPE):
+        types = [
+            str(tensor.dtype) for factor in node.all_input_nodes for tensor in tensors_of(node_value(factor))
+        ]
+        if len(set(types)) > 1:
+            raise CaptureError(
+                f"{source_of(node)}: {op_packet(node)} multiplies {' by '.join(types[-2:])}, which torch refuses; "
+                "give inputs of the weights' type, as inputs.float()"
+            )
 
 
 def without_generators(graph: fx.Graph) -> bool:

@@ -210,3 +210,14 @@ def test_steps_are_compared_with_the_random_numbers_of_the_devices(
         runner = runner_of(made(Drops), processes, seed=seed, check="stop")
         assert len({float(runner.step(batches()[0])) for _ in range(3)}) == 3
     assert capsys.readouterr().err == ""
+
+
+def test_options_with_which_an_optimizer_keeps_more_are_named(
+    processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured = capture_step(made(Net), batches()[0], optimizer="sgd", notify=lambda _: None)
+    placed = random_devices(captured.graph, 2, 0)
+    for options in ({"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}):
+        StepRunner(captured, placed, made(Net), processes, options=options)
+    line = "sgd with lr=0.1, momentum=0.9 keeps 1.0 times the weights; planned were 0.0\n"
+    assert capsys.readouterr().err == line

@@ -107,13 +107,13 @@ def trace(step: Step) -> Trace:
 def _check_types(nodes: Sequence[fx.Node]) -> None:
     """Refuses products of several types, which fake tensors take and torch does not."""
     for node in (node for node in nodes if op_packet(node) in ONE_TYPE):
-        types = [
-            str(tensor.dtype) for factor in node.all_input_nodes for tensor in tensors_of(node_value(factor))
-        ]
+        factors = [tensor for factor in node.all_input_nodes for tensor in tensors_of(node_value(factor))]
+        types = [str(tensor.dtype) for tensor in factors]
         if len(set(types)) > 1:
+            where = f"{source_of(node)}: " if source_of(node) else ""
             raise CaptureError(
-                f"{source_of(node)}: {op_packet(node)} multiplies {' by '.join(types[-2:])}, which torch refuses; "
-                "give inputs of the weights' type, as inputs.float()"
+                f"{where}{op_packet(node)} multiplies {' by '.join(types[-2:])}, which torch refuses; give "
+                "inputs of the weights' type, as inputs.float()"
             )
 
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from graphs.capture.python_state import UNSET
 from graphs.capture.values import node_value, tensors_of
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -72,7 +73,7 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def begin_step(self) -> None:
         """Begins the step anew."""
-        torch.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(UNSET)
         self.answers.clear()
         self._drew = False
 

@@ -19,6 +19,10 @@ from graphs.system.errors import printable
 
 NOT_COPIED = (Tensor, nn.Parameter, nn.Module)
 """Classes whose instances stay as they are in a copy of attributes."""
+DRAWS = "forward draws random numbers from {}; each step repeats those of the capture; let torch draw"
+SEEDS = "forward seeds torch's random numbers; where the step runs, each device draws from a seed of its own"
+UNSET = 0x7ACE5EED
+"""Seed of torch's random numbers while a step runs; no model sets it."""
 OF_TORCH = vars(nn.Module()).keys() - {"training", "_buffers", "_modules", "_parameters"}
 """Attributes of each module that hold hooks."""
 TRACES = "_placewalk_traces"
@@ -78,15 +82,18 @@ class PythonState:
 
 @contextmanager
 def foreign_draws() -> Iterator[list[str]]:
-    """Yields a list that names, in the end, the global generators that drew numbers; these are set back."""
+    """Yields a list of lines, in the end, on global generators that drew or were seeded; they are set back."""
     drawn: list[str] = []
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    torch.manual_seed(UNSET)
     try:
         yield drawn
     finally:
-        drawn += ["Python"] if random.getstate() != before[0] else []
+        drawn += [DRAWS.format("Python")] if random.getstate() != before[0] else []
         now = np.random.get_state()  # noqa: NPY002
-        drawn += [] if _same(now, before[1], set()) else ["NumPy"]
+        drawn += [] if _same(now, before[1], set()) else [DRAWS.format("NumPy")]
+        drawn += [SEEDS] if torch.initial_seed() != UNSET else []
+        torch.set_rng_state(before[2])
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
 

@@ -65,7 +65,7 @@ class Step(nn.Module):
         changed: paths of the attributes that the last run of `forward` changed.
         made_up: answers that stand for values in runs on fake tensors.
         assigned: paths of the tensors to which `forward` assigns others.
-        drawn: names of the generators, other than torch's, that drew numbers in the last run.
+        drawn: lines on random numbers of the last run that torch did not draw, or with a seed of the model's.
         restores: whether each run begins with the attributes that the module had.
         items_are_tensors: whether `tensor.item()` stays a tensor.
         binds: whether a closure holds tensors of the module itself.
@@ -285,8 +285,8 @@ class Step(nn.Module):
             for path, part in module.named_modules():
                 if isinstance(part, torch.jit.ScriptModule):
                     raise CaptureError(
-                        f"'{path}' is TorchScript (scripted, traced or loaded by torch.jit), whose ops no "
-                        "trace sees; give the module that it was made from"
+                        f"'{path or type(part).__name__}' is TorchScript (scripted, traced or loaded by "
+                        "torch.jit), whose ops no trace sees; give the module that it was made from"
                     )
                 if type(part).__name__ == FUSED_OBSERVER and part.is_per_channel and part.scale.numel() == 1:
                     raise CaptureError(f"forward resizes buffers of '{path}'; {ONCE}")

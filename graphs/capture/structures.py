@@ -172,9 +172,8 @@ def _parts_of(value: Any) -> dict[str, Any]:
     elif isinstance(value, Mapping):
         return dict(value)
     else:
-        names = list(
-            value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", {})
-        )
+        has_keys = callable(getattr(value, "keys", None))
+        names = list(value.keys() if has_keys else _attributes_of(value))
     return {name: getattr(value, name) for name in names if isinstance(name, str) and hasattr(value, name)}
 
 
@@ -199,7 +198,10 @@ def holds_tensors(value: Any, depth: int = 4) -> bool:
     leaves = pytree.tree_leaves(value)
     if any(isinstance(leaf, Tensor) for leaf in leaves):
         return True
-    objects = [
-        leaf for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, type | nn.Module)
-    ]
-    return depth > 0 and any(holds_tensors(list(vars(each).values()), depth - 1) for each in objects)
+    objects = [_attributes_of(leaf) for leaf in leaves if not isinstance(leaf, type | nn.Module)]
+    return depth > 0 and any(holds_tensors(list(each.values()), depth - 1) for each in objects)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    slots = [name for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]
+    return {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})

@@ -46,10 +46,7 @@ def find_losses(step: Step) -> tuple[list[str], bool]:
         first = runs.run(LOW)
     if step.assigned:  # which is copied from now on
         first = runs.run(LOW)
-    lines = [
-        f"forward draws random numbers from {name}; each step repeats those of the capture; let torch draw"
-        for name in step.drawn
-    ]
+    lines = step.drawn
     asks = runs.n_asked > 0 and not step.known_values
     is_settled = first is not None and (not asks or runs.run(HIGH) == runs.run(BOTH) == first)
     if not is_settled:

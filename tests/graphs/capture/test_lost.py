@@ -58,6 +58,13 @@ def noisy(module: Any, x: Tensor) -> Tensor:
 
 
 CLOCK = itertools.count()
+
+
+def seeded(module: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return module.layer(x + torch.randn_like(x))
+
+
 NAMED: dict[str, tuple[nn.Module, str]] = {
     "kept": (Layer(keeps, kept=None), "changes kept"),
     "dictionary": (Layer(counts, state={"calls": 0}), "changes state"),
@@ -67,6 +74,7 @@ NAMED: dict[str, tuple[nn.Module, str]] = {
     "NumPy": (Layer(lambda m, x: m.layer(x) * float(np.random.rand())), "from NumPy"),  # noqa: NPY002
     "clock": (Layer(lambda m, x: m.layer(x) * next(CLOCK)), "differ from run to run"),
     "generator": (Layer(noisy, generator=torch.Generator()), "draws from a torch.Generator"),
+    "seed": (Layer(seeded), "seeds torch's random numbers"),
     "frozen": (Layer(lambda m, x: m.layer(x)).requires_grad_(False), "nothing is trained"),
 }
 

@@ -82,7 +82,7 @@ class PythonState:
 
 @contextmanager
 def foreign_draws() -> Iterator[list[str]]:
-    """Yields a list of lines, in the end, on global generators that drew or were seeded; they are set back."""
+    """Yields a list of lines, in the end, on global generators that drew or were seeded; sets them back."""
     drawn: list[str] = []
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     torch.manual_seed(UNSET)

@@ -16,7 +16,7 @@ from graphs.capture.captured_step import CapturedStep
 from graphs.capture.checkpoints import marked_regions, recompute_regions
 from graphs.capture.gpu_kernels import gpu_kernels, noticed_fast_paths
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.known_values import NEEDS_VALUES, ItemsRead, KnownValues
+from graphs.capture.known_values import NEEDS_VALUES, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
@@ -99,7 +99,7 @@ def capture_step(
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
         with uncollected():
-            with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
+            with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
                 marked_here, noticed = marked_regions(), noticed_fast_paths()

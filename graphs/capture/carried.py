@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphs.capture.loss import CaptureError
@@ -25,7 +26,8 @@ class Carried(TorchFunctionMode):
 
     - A tensor of the real module, which a closure of the user's holds, is that of the copy.
     - `tensor.data = other` changes the tensor in place.
-    - `tensor.item()` stays a tensor, so that another step has another number.
+    - `tensor.item()` stays a tensor, so that another step has another number; `torch.tensor([x.max()])` reads
+      items by ops, as fake tensors have no memory to read.
 
     Args:
         model: copy whose tensors are those of the trace.
@@ -57,6 +59,8 @@ class Carried(TorchFunctionMode):
             self.n_items += 1
             if self._items_are_tensors:
                 return args[0].detach().clone()
+        if func in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], Tensor):
+            args = tree_map_only(Tensor, Tensor.item, args)
         if getattr(func, "__self__", None) is Tensor.data:
             if func.__name__ == "__set__":
                 return assign(args[0], args[1], f"a tensor {list(args[0].shape)}")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from graphs.capture.python_state import UNSET
@@ -129,17 +128,6 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
             return None
         finally:
             self._drew |= before is not None and not before.equal(torch.get_rng_state())
-
-
-class ItemsRead(TorchFunctionMode):
-    """Makes `torch.tensor([x.max()])` read items by ops; torch reads memory, which fake tensors lack."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], Tensor):
-            args = tree_map_only(Tensor, Tensor.item, args)
-        return func(*args, **(kwargs or {}))
 
 
 def give_value(fake: Tensor, value: Tensor) -> None:

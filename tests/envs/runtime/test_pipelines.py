@@ -95,6 +95,36 @@ def scaling() -> tuple[nn.Module, list[Any]]:
     return module.double(), [(torch.randn(2, 6, dtype=torch.float64),) for _ in range(M)]
 
 
+class Centred(nn.Module):
+    """Assigns to a buffer that its backward pass reads, and averages over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=None)
+        self.register_buffer("centre", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.norm(self.layer(x)).tanh() * self.centre
+        self.centre = self.centre * 0.5 + y.detach().mean(0) * 0.5
+        return y
+
+
+class Last(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+def centred() -> tuple[nn.Module, list[Any]]:
+    module = nn.Sequential(*(Centred() for _ in range(4)), Last(6, 2)).double()
+    return module, [(torch.randn(8, 6, dtype=torch.float64),) for _ in range(M)]
+
+
+def hooked() -> tuple[nn.Module, list[Any]]:
+    module, batches = centred()
+    module[0].layer.weight.register_hook(torch.zeros_like)  # type: ignore[union-attr]
+    return module, batches
+
+
 @cache
 def model(make_model: Callable[[], tuple[nn.Module, list[Any]]]) -> tuple[nn.Module, list[Any], CapturedStep]:
     torch.manual_seed(0)
@@ -135,6 +165,7 @@ def processes() -> Iterator[DeviceProcesses]:
         (u_net, "zero-bubble", 2, ()),
         (bag, "1f1b", 2, ()),
         (scaling, "gpipe", 2, ()),
+        (centred, "1f1b", 2, ()),
     ],
 )
 def test_processes_train_as_the_module_that_is_not_split(
@@ -147,6 +178,11 @@ def test_processes_train_as_the_module_that_is_not_split(
         assert torch.equal(value, before[key]), key
     runner.load_state_dict(before)
     assert float(runner.step(model(make_model)[1])) == pytest.approx(losses[0], rel=1e-9)  # type: ignore[arg-type]
+
+
+def test_hooks_of_gradients_are_refused(processes: DeviceProcesses) -> None:
+    with pytest.raises(PipelineError, match=r"'0\.layer\.weight' has a hook"):
+        runner_of(hooked, "gpipe", 2, processes)
 
 
 class Noisy(nn.Module):

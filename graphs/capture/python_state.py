@@ -98,6 +98,19 @@ def foreign_draws() -> Iterator[list[str]]:
         np.random.set_state(before[1])  # noqa: NPY002
 
 
+@contextmanager
+def evaluating(module: nn.Module | None) -> Iterator[None]:
+    """Puts a module that a closure may call into evaluation mode, and its parts back into their modes."""
+    modes = [] if module is None else [(part, part.training) for part in module.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
 def _attributes(part: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(part).items() if name not in OF_TORCH}
 

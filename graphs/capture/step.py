@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from graphs.capture.carried import Carried, carry_assignments, carry_cumulative_averages, hooked
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, MadeUpAnswers, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
-from graphs.capture.python_state import PythonState, foreign_draws
+from graphs.capture.python_state import PythonState, evaluating, foreign_draws
 from graphs.capture.structures import as_arguments, holds_tensors, leaves_of
 from graphs.capture.values import why_not_costed
 from graphs.system.errors import printable, shortened
@@ -148,7 +148,11 @@ class Step(nn.Module):
             self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
         )
         try:
-            with carried, foreign_draws() as self.drawn:
+            with (
+                carried,
+                foreign_draws() as self.drawn,
+                evaluating(None if self.has_loss else self._module()),
+            ):
                 made = torch.func.functional_call(self, by_path, tuple(tensors))
         finally:
             self.binds, self.n_items = self.binds or carried.binds, carried.n_items
@@ -160,10 +164,6 @@ class Step(nn.Module):
         self.assigned |= assigned.keys()
         carry_assignments(before, {path: by_path[f"model.{path}"] for path in self.assigned}, self._trained)
         self.changed = self._attributes.changed()
-        if self.binds and not self.has_loss and any(part.training for part in self.models[-1].modules()):
-            raise CaptureError(
-                "a function calls the module itself, which is in training mode; call .eval() on it"
-            )
         return made
 
     def restore(self) -> None:

@@ -140,7 +140,7 @@ def sparse_sizes(node: fx.Node) -> tuple[int, int]:
     parts = [sparse_sizes(source) for source in node.all_input_nodes if is_sparse(source)]
     if not parts:
         tensors = [node_value(source) for source in node.all_input_nodes]
-        return tensors[-1].numel(), sum(map(size_bytes, tensors))
+        return tensors[-1].numel(), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return sum(count for count, _ in parts), sum(size for _, size in parts)
 
 

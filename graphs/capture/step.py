@@ -148,14 +148,12 @@ class Step(nn.Module):
             self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
         )
         try:
-            with (
-                carried,
-                foreign_draws() as self.drawn,
-                evaluating(None if self.has_loss else self._module()),
-            ):
+            real = None if self.has_loss else self._module()
+            with carried, foreign_draws() as self.drawn, evaluating(real):
                 made = torch.func.functional_call(self, by_path, tuple(tensors))
         finally:
             self.binds, self.n_items = self.binds or carried.binds, carried.n_items
+            self.changed = self._attributes.changed()
         if resized := [path for path, shape in shapes.items() if before[path].shape != shape]:
             raise CaptureError(f"forward resizes '{resized[0]}'; {ONCE}")
         assigned = {
@@ -163,7 +161,6 @@ class Step(nn.Module):
         }
         self.assigned |= assigned.keys()
         carry_assignments(before, {path: by_path[f"model.{path}"] for path in self.assigned}, self._trained)
-        self.changed = self._attributes.changed()
         return made
 
     def restore(self) -> None:

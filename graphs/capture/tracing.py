@@ -89,19 +89,24 @@ def trace(step: Step) -> Trace:
     """
     # With mkldnn an LSTM layer is one op in inference.
     with _quiet(), torch.backends.mkldnn.flags(enabled=False), torch.compiler.set_stance("force_eager"):
-        lost, is_settled = find_losses(step)
         try:
-            traced = trace_joint(step)
-        except CaptureError:
-            raise
-        except Exception:
-            with patch.object(torch.compiler, "_is_compiling_flag", new=True, create=True):
-                traced = _trace_as_compiled(step)
+            lost, is_settled = find_losses(step)
+            traced = _trace(step)
         finally:
             step.restore()
     _check_types(traced.nodes)
     traced.lost += lost if is_settled else lost + changed_lines(step.changed)
     return traced
+
+
+def _trace(step: Step) -> Trace:
+    try:
+        return trace_joint(step)
+    except CaptureError:
+        raise
+    except Exception:
+        with patch.object(torch.compiler, "_is_compiling_flag", new=True, create=True):
+            return _trace_as_compiled(step)
 
 
 def _check_types(nodes: Sequence[fx.Node]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tempfile
@@ -94,8 +95,8 @@ def printable(text: str) -> str:
 
 
 def print_notice(line: str) -> None:
-    """Prints a line to standard error; once in a block of `each_line_once`."""
-    if all(line not in said for said in _SAID):
+    """Prints a line to standard error; once in `each_line_once`, and from the first rank of torchrun alone."""
+    if os.environ.get("RANK", "0") == "0" and all(line not in said for said in _SAID):
         print(line, file=sys.stderr)
     for said in _SAID:
         said.add(line)

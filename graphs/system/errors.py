@@ -95,7 +95,7 @@ def printable(text: str) -> str:
 
 
 def print_notice(line: str) -> None:
-    """Prints a line to standard error; once in `each_line_once`, and from the first rank of torchrun alone."""
+    """Prints a line to standard error; once in `each_line_once`, and from the first rank of torchrun."""
     if os.environ.get("RANK", "0") == "0" and all(line not in said for said in _SAID):
         print(line, file=sys.stderr)
     for said in _SAID:

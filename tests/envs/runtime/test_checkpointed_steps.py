@@ -9,7 +9,7 @@ from torch import nn
 from agent import place
 from envs.runtime.torch_split import SplitStep
 from tests.envs.runtime.small_models import assert_trains_as_plain
-from tests.graphs.capture.test_checkpoints import Net, Run, nested, plain, reentrant
+from tests.graphs.capture.test_recomputed_layers import Net, Run, nested, plain, reentrant
 
 OPTIONS = {"lr": 0.1}
 X = torch.linspace(-1, 1, 64).view(16, 4).double()

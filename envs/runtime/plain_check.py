@@ -79,6 +79,11 @@ class PlainCheck:
         """Says whether all steps that are to be compared have been."""
         return self._n_left == 0
 
+    @property
+    def is_comparable(self) -> bool:
+        """Says whether the plain module ran, with the random numbers of the devices."""
+        return self._draws.is_same
+
     def run(self, state: Mapping[str, Tensor], batches: Sequence[Sequence[Tensor]]) -> None:
         """Runs the plain step.
 
@@ -117,7 +122,7 @@ class PlainCheck:
             made: the loss, or the outputs.
             gradients, state: of the runner after the step, by path.
         """
-        if not self._draws.is_same:
+        if not self.is_comparable:
             return ""
         if isinstance(made, Tensor):
             pairs = [("the loss", made, torch.stack(self._made).mean())]
@@ -165,8 +170,9 @@ def _tags(function: Any) -> Sequence[Any]:
 
 
 def _name(packet: Any) -> str:
-    """Name of an op, whether it writes in place or not."""
-    return str(packet).rpartition(".")[2].removesuffix("_functional").rstrip("_")
+    """Name of an op, whether it writes in place or not; eager dropout draws as the traced op does."""
+    name = str(packet).rpartition(".")[2].removesuffix("_functional").rstrip("_")
+    return "bernoulli" if name == "native_dropout" else name
 
 
 class _SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -122,6 +122,10 @@ class StepRunner:
         if check and PlainCheck.can_run(captured, self._count):
             drawn = None if self._count > 1 or set(processes.names) != {"cpu"} else device_of
             self._plain = PlainCheck(captured, module, drawn, seed)
+        elif self._stops:
+            print_notice(
+                "steps are not compared with the plain module, which is too large for this processor"
+            )
         self._load(device_of, module, optimizer, seed)
 
     def _load(
@@ -184,14 +188,15 @@ class StepRunner:
     def _compare(self, plain: PlainCheck, made: Tensor | list[Tensor]) -> None:
         off = plain.difference(made, self.gradients(), joined(self._ask("state")))
         self._plain = None if off or plain.is_done else plain
+        if not plain.is_comparable and self._stops:
+            print_notice("steps are not compared: the plain module cannot draw their random numbers")
         if not off:
             return
         line = f"step {self.n_steps}: {off}; see 'What is carried over' in docs/how-to/run.md"
         if self._stops:
             self.close()
             raise ExecutionError(line)
-        if getattr(self.processes, "rank", 0) == 0:
-            print_notice(f"{line}; check='{STOP}' stops here, check=False compares nothing")
+        print_notice(f"{line}; check='{STOP}' stops here, check=False compares nothing")
 
     def timed_steps(self, count: int, *, timed_ops: bool = False) -> list[StepTimes]:
         """Runs steps on the inputs at hand and times them.

@@ -26,7 +26,7 @@ from graphs.capture.known_values import NEEDS_VALUES
 from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls, source_of
 from graphs.capture.step import Step, describe_failure
-from graphs.capture.two_runs import changed_lines, find_losses
+from graphs.capture.two_runs import changed_lines, find_lost
 from graphs.capture.values import constant_value, node_value, op_packet, tensors_of
 
 TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
@@ -90,7 +90,7 @@ def trace(step: Step) -> Trace:
     # With mkldnn an LSTM layer is one op in inference.
     with _quiet(), torch.backends.mkldnn.flags(enabled=False), torch.compiler.set_stance("force_eager"):
         try:
-            lost, is_settled = find_losses(step)
+            lost, is_settled = find_lost(step)
             traced = _trace(step)
         finally:
             step.restore()

@@ -29,7 +29,7 @@ LARGE = 1_000_000
 """Elements of a constant from which its memory stands for its values."""
 
 
-def find_losses(step: Step) -> tuple[list[str], bool]:
+def find_lost(step: Step) -> tuple[list[str], bool]:
     """Runs the forward pass on fake tensors, and again with the attributes that the first run left.
 
     If the second run computes something else, a trace loses what made the difference. The runs also settle

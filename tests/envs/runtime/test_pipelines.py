@@ -21,6 +21,7 @@ from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import ExecutionError
 from envs.runtime.pipeline_runner import PipelineRunner
+from envs.runtime.plain_check import PlainCheck
 from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
@@ -183,6 +184,15 @@ def test_processes_train_as_the_module_that_is_not_split(
 def test_hooks_of_gradients_are_refused(processes: DeviceProcesses) -> None:
     with pytest.raises(PipelineError, match=r"'0\.layer\.weight' has a hook"):
         runner_of(hooked, "gpipe", 2, processes)
+
+
+def test_a_pipeline_whose_random_numbers_are_its_own_says_that_it_is_not_compared(
+    processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = runner_of(noisy, "gpipe", 2, processes)
+    runner._stops, runner._plain = True, PlainCheck(runner.captured, noisy()[0], None, 0)
+    runner.step(noisy()[1])
+    assert "steps are not compared: the plain module cannot draw" in capsys.readouterr().err
 
 
 class Noisy(nn.Module):

@@ -33,6 +33,9 @@ class Pipeline:
             leaves the choice to `place` or `evaluate.py`.
         microbatches: in one step, at least 1.
         may_recompute: whether placers may run the forward ops of a stage again, which needs less memory.
+        replicas: groups of devices that each run the whole pipeline on a share of the microbatches; `auto`
+            leaves their number to `place` or `evaluate.py`.
+        shard_optimizer: whether the replicas divide the optimizer's states and updates among them (ZeRO-1).
 
     Raises:
         PipelineError: on construction, an unknown schedule or a number out of range.
@@ -41,6 +44,8 @@ class Pipeline:
     schedule: str = ONE_F_ONE_B
     microbatches: int = 8
     may_recompute: bool = field(default=True, kw_only=True)
+    replicas: int | str = field(default=1, kw_only=True)
+    shard_optimizer: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
@@ -54,6 +59,12 @@ class Pipeline:
         if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise PipelineError(
                 f"{self.microbatches} microbatches; a step has at least 1 and at most {MAX_MICROBATCHES}"
+            )
+        is_number = isinstance(self.replicas, int) and 1 <= self.replicas <= self.microbatches
+        if self.replicas != AUTO and not is_number:
+            raise PipelineError(
+                f"{shortened(str(self.replicas))} replicas of {self.microbatches} microbatches; use {AUTO}, "
+                "or a number from 1 to that of the microbatches"
             )
 
     @property

@@ -26,12 +26,14 @@ class Stages:
         stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
         devices: device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
+        groups: devices of each replica of the pipeline, as in `Placement`; empty = one replica.
     """
 
     device_of: IntArray
     stage_of: IntArray
     devices: IntArray
     recomputed: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ranks(self) -> IntArray:
@@ -43,7 +45,7 @@ class Stages:
     @property
     def placement(self) -> Placement:
         """The same as what a placement file holds."""
-        return Placement(self.device_of, self.stage_of, self.recomputed)
+        return Placement(self.device_of, self.stage_of, self.recomputed, self.groups)
 
 
 def stages_of(problem: Problem, placement: Placement) -> Stages:
@@ -57,7 +59,7 @@ def stages_of(problem: Problem, placement: Placement) -> Stages:
     for stage in placement.recompute:
         if not 0 <= stage < n_stages:
             raise PipelineError(f"there is no stage {stage}; the stages are 0 to {n_stages - 1}")
-    return replace(stages, recomputed=placement.recompute)
+    return replace(stages, recomputed=placement.recompute, groups=placement.groups)
 
 
 def phases_of(graph: OpGraph) -> IntArray:

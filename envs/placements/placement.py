@@ -24,11 +24,14 @@ class Placement:
         device_of: device index of each op in program order, int (n_ops,); -1 = not placed yet.
         stage_of: in a pipeline, the stage of each forward and backward op, -1 for all others, int (n_ops,).
         recompute: stages that run their forward ops again before their backward ops.
+        groups: in replicas of a pipeline, the devices of each; the first are those of `device_of`, and those
+            at one position hold the same stages. Empty = one replica.
     """
 
     device_of: IntArray
     stage_of: IntArray | None = None
     recompute: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 def single_device(graph: OpGraph, device: int) -> Placement:

@@ -96,8 +96,8 @@ def test_a_step_that_its_host_bounds_is_told_first_with_the_remedy(host, said, d
         "short on toy"
         if said is None
         else (
-            f"the host{said} needs 0.8384 ms to issue the ops, the devices {devices}: capture the step as a CUDA "
-            "graph (--host graph); until then no placement makes it shorter than that"
+            f"the host{said} needs 0.8384 ms to issue the ops, the devices {devices}: capture the step as a "
+            "CUDA graph (--host graph); until then no placement makes it shorter than that"
         )
     )
     settings = {"cluster": make_cluster(4), "placer": "refine", "budget": 200, "host": host}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -27,7 +27,7 @@ SHORT = {
     "h100-sxm5": "h100-sxm5-80gb",
 }
 """Kinds by their short names; those of several sizes mean what the presets of these names do."""
-NAMES = (*SHORT, *(kind for kind in KINDS if kind not in SHORT.values()))
+NAMES = tuple({kind: short for short, kind in SHORT.items()}.get(kind, kind) for kind in KINDS)
 """One name of each kind, the short one if it has one."""
 MEASURED_SIZES = (2, 4, 8)
 """Numbers of GPUs between which links of a box were measured."""
@@ -46,7 +46,7 @@ class Box:
         link: a link, or the name of a measured one, perhaps without its `-2`, `-4` or `-8` for so many GPUs.
         gbps: gigabits a second that a GPU sends to another node, if the name of the cluster has no rate.
         sharing: as of `Cluster`, within a node; `pair` if any two GPUs have a link of their own.
-        said: links within a node, in words.
+        said: links within a node and who measured them, in words.
         nvlinks: NVLinks of a GPU, divided evenly over the others of its node; 0 = they lead to a switch.
     """
 
@@ -67,19 +67,20 @@ class Box:
         return link.scaled(min(self.nvlinks / n_others / MEASURED_NVLINKS, 1.0)) if self.nvlinks else link
 
 
+SWITCH = "NVSwitch, measured by aiconfigurator"
 BOXES = {
-    "pcie3": Box("pcie3", 25, "egress", "PCIe 3.0"),
-    "pcie4": Box("l40s-2", 25, "egress", "PCIe 4.0, as between two L40S"),
-    "pcie5": Box("rtx-pro-6000-2", 25, "egress", "PCIe 5.0, as between two RTX PRO 6000"),
-    "l40s": Box("l40s", 25, "egress", "PCIe 4.0"),
-    "rtx-pro-6000": Box("rtx-pro-6000", 25, "egress", "PCIe 5.0"),
-    "nvlink2": Box("v100-nvlink", 100, "pair", "NVLink 2, six a GPU", 6),
-    "a100-sxm4": Box("a100-sxm4", 200, "egress", "NVSwitch"),
-    "h100-sxm5": Box("h100-sxm5", 400, "egress", "NVSwitch"),
-    "h200": Box("h200", 400, "egress", "NVSwitch"),
-    "b200": Box("b200", 400, "egress", "NVSwitch"),
-    "gh200": Box("gh200-nvlink", 200, "pair", "NVLink"),
-    "mi300x": Box(Link(64e9, 10e-6, 0.0), 400, "pair", "Infinity Fabric by the datasheet"),
+    "pcie3": Box("pcie3", 25, "egress", "PCIe 3.0, measured by Sailor"),
+    "pcie4": Box("l40s-2", 25, "egress", "PCIe 4.0, as measured between two L40S"),
+    "pcie5": Box("rtx-pro-6000-2", 25, "egress", "PCIe 5.0, as measured between two RTX PRO 6000"),
+    "l40s": Box("l40s", 25, "egress", "PCIe 4.0, measured by aiconfigurator"),
+    "rtx-pro-6000": Box("rtx-pro-6000", 25, "egress", "PCIe 5.0, measured by aiconfigurator"),
+    "nvlink2": Box("v100-nvlink", 100, "pair", "six NVLinks a GPU, measured by Sailor", 6),
+    "a100-sxm4": Box("a100-sxm4", 200, "egress", SWITCH),
+    "h100-sxm5": Box("h100-sxm5", 400, "egress", SWITCH),
+    "h200": Box("h200", 400, "egress", SWITCH),
+    "b200": Box("b200", 400, "egress", SWITCH),
+    "gh200": Box("gh200-nvlink", 200, "pair", "NVLink, measured by Sailor"),
+    "mi300x": Box(Link(64e9, 10e-6, 0.0), 400, "pair", "Infinity Fabric, by the datasheet"),
 }
 """Boxes by name. A GPU of a DGX or HGX has an InfiniBand adapter of its own; cards have Ethernet."""
 
@@ -136,19 +137,37 @@ def _parsed(name: str) -> Cluster:
 
 def _built(name: str, kinds: Sequence[str], n_nodes: int, gbps: int) -> Cluster:
     """Builds nodes of equally many devices; the slower box decides the links of two kinds."""
-    n_devices = len(kinds)
     boxes = [BOXES[box] for box in dict.fromkeys(KINDS[kind].box for kind in kinds)]
     if len(boxes) > 1 and not all(box.said.startswith("PCIe") for box in boxes):
         raise ClusterError("different kinds share a node only as PCIe cards")
-    within = min((box.within(n_devices // n_nodes) for box in boxes), key=lambda link: link.bytes_per_s)
-    between = measured_links()[NETWORK].scaled(gbps / NETWORK_GBPS)
-    node = np.arange(n_devices) // (n_devices // n_nodes)
+    within = min((box.within(len(kinds) // n_nodes) for box in boxes), key=lambda link: link.bytes_per_s)
+    one_node = linked(name, kinds, within, sharing=boxes[0].sharing)
+    if n_nodes == 1:
+        return one_node
+    between = linked(name, kinds, measured_links()[NETWORK].scaled(gbps / NETWORK_GBPS))
+    node = np.repeat(np.arange(n_nodes), len(kinds) // n_nodes)
     local = node[:, None] == node[None, :]
+    return replace(
+        between,
+        bytes_per_s=np.where(local, one_node.bytes_per_s, between.bytes_per_s),
+        latency_s=np.where(local, one_node.latency_s, between.latency_s),
+        n_half_bytes=np.where(local, one_node.n_half_matrix, between.n_half_matrix),
+    )
+
+
+def linked(name: str, kinds: Sequence[str], link: Link, *, sharing: str = "egress") -> Cluster:
+    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal links.
+
+    Args:
+        kinds: names of `KINDS`.
+        sharing: as of `Cluster`.
+    """
+    shape = (len(kinds), len(kinds))
     return Cluster(
         name,
         tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds)),
-        np.where(local, within.bytes_per_s, between.bytes_per_s),
-        np.where(local, within.latency_s, between.latency_s),
-        n_half_bytes=np.where(local, within.n_half_bytes, between.n_half_bytes),
-        sharing=boxes[0].sharing if n_nodes == 1 else "egress",
+        np.full(shape, link.bytes_per_s),
+        np.full(shape, link.latency_s),
+        n_half_bytes=link.n_half_bytes,
+        sharing=sharing,
     )

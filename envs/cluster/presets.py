@@ -22,15 +22,15 @@ Sources:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import how_to_measure, is_own_cluster, own_cluster_file, read_cluster
-from envs.cluster.kinds import KINDS, Link, measured_links
-from envs.cluster.named import named_cluster
+from envs.cluster.kinds import measured_links
+from envs.cluster.named import linked, named_cluster
 from graphs.system.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
@@ -158,7 +158,7 @@ def four_v100_sxm2() -> Cluster:
     with two thirds of its bandwidth.
     """
     link = measured_links()["v100-nvlink"].scaled(2 / 3)
-    return calibrated("4xv100-sxm2", ("v100-sxm2-16gb",) * 4, link, sharing="pair")
+    return linked("4xv100-sxm2", ("v100-sxm2-16gb",) * 4, link, sharing="pair")
 
 
 @preset("4xa100-pcie")
@@ -168,7 +168,7 @@ def four_a100_pcie() -> Cluster:
     Such a link was not measured: its bandwidth is the share of PCIe 4.0 that others reach of PCIe 3.0.
     """
     link = measured_links()["pcie3"].scaled(PCIE4_BYTES_PER_S / PCIE3_BYTES_PER_S)
-    return calibrated("4xa100-pcie", ("a100-pcie-40gb",) * 4, link)
+    return linked("4xa100-pcie", ("a100-pcie-40gb",) * 4, link)
 
 
 @preset("8xa100-sxm4")
@@ -177,7 +177,7 @@ def eight_a100_sxm4() -> Cluster:
 
     The links were measured in a box of A100 with 40 GB, which has the same NVSwitch.
     """
-    return calibrated("8xa100-sxm4", ("a100-sxm4-80gb",) * 8, measured_links()["a100-nvswitch"])
+    return linked("8xa100-sxm4", ("a100-sxm4-80gb",) * 8, measured_links()["a100-nvswitch"])
 
 
 @preset("4xh100-sxm5")
@@ -188,7 +188,7 @@ def four_h100_sxm5() -> Cluster:
     NVLink 3.
     """
     link = measured_links()["a100-nvswitch"].scaled(NVLINK4_BYTES_PER_S / NVLINK3_BYTES_PER_S)
-    return calibrated("4xh100-sxm5", ("h100-sxm5-80gb",) * 4, link)
+    return linked("4xh100-sxm5", ("h100-sxm5-80gb",) * 4, link)
 
 
 @preset("a100+v100")
@@ -197,7 +197,7 @@ def a100_and_v100() -> Cluster:
 
     The link was measured between other boards of PCIe 3.0.
     """
-    return calibrated("a100+v100", ("a100-pcie-40gb", "v100-pcie-32gb"), measured_links()["pcie3"])
+    return linked("a100+v100", ("a100-pcie-40gb", "v100-pcie-32gb"), measured_links()["pcie3"])
 
 
 @preset("3090+2080+titan")
@@ -206,25 +206,7 @@ def three_consumer_boards() -> Cluster:
 
     The links were measured between two Titan RTX, and between two RTX 2080 (Ti, by their speed).
     """
-    return calibrated("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), measured_links()["pcie3"])
-
-
-def calibrated(name: str, kinds: Sequence[str], link: Link, **rules: object) -> Cluster:
-    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal measured links.
-
-    Args:
-        kinds: names of `KINDS`.
-        rules: further fields of `Cluster`.
-    """
-    shape = (len(kinds), len(kinds))
-    return Cluster(
-        name,
-        tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds)),
-        np.full(shape, link.bytes_per_s),
-        np.full(shape, link.latency_s),
-        n_half_bytes=link.n_half_bytes,
-        **rules,  # type: ignore[arg-type]
-    )
+    return linked("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), measured_links()["pcie3"])
 
 
 @preset("placeto-k80", sized=True)

@@ -90,7 +90,7 @@ def place(
         inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword. For a pipeline,
             those of one microbatch, unless `split` is given.
         loss: of the module's outputs, as `graphs.capture.capture` takes it.
-        cluster: a preset, a cluster file or a cluster.
+        cluster: a name, e.g. `8xh100-sxm5`, a cluster file or a cluster.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
             `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step. Stages

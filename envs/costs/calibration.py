@@ -105,7 +105,7 @@ class Calibration:
 
     @property
     def is_in_part(self) -> bool:
-        """Whether products or pointwise ops take medians of all kinds, not of its generation."""
+        """True if products or pointwise ops take medians of all kinds, not of its generation."""
         guessed = re.search(r"medians of all kinds \(([^)]*)\)", self.origin)
         return guessed is not None and not set(NEEDED).isdisjoint(guessed[1].split(", "))
 

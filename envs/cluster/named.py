@@ -1,9 +1,8 @@
 """Clusters named as people say them: `8xh100-sxm5`, `2x8xa100-sxm4@200g`, `2xrtx4090`, `a100-pcie+l4`.
 
 Devices are of `envs.cluster.kinds`. NVSwitch and PCIe links are fitted to collectives among 2, 4 and 8 GPUs,
-those of 8 hold beyond; the copies of one GPU share its port. Networks reach 0.91 of their rate, as was measured
-between nodes of GH200, with a latency of 14 us, as NCCL takes it to be. Presets keep the links that they had.
-What is not expressed:
+those of 8 hold beyond; the copies of one GPU share its port. Networks reach 0.91 of their rate, as was
+measured between nodes of GH200, in 14 us, as NCCL assumes. Presets keep their old links. Not expressed:
 
 - GPUs of a node may share one adapter: copies to other nodes at the same time are then predicted too fast.
   Give each its part, as `@3g`.
@@ -44,7 +43,7 @@ MEASURED_SIZES = (2, 4, 8)
 NETWORK, NETWORK_GBPS = "gh200-nodes", 200.0
 """The measured link between nodes, and its rate by the datasheet; others reach as large a share of theirs."""
 NETWORK_LATENCY_S = 14e-6
-"""One hop of a ring between nodes, by NCCL's `tuning.cc`; what was measured holds the time of the host's call."""
+"""One hop of a ring between nodes, by NCCL's `tuning.cc`; what was measured holds the host's call too."""
 MEASURED_NVLINKS = 3
 """NVLinks between the two V100 whose link was measured."""
 
@@ -147,7 +146,7 @@ def _parsed(name: str) -> Cluster:
 
 
 def _built(name: str, kinds: Sequence[str], n_nodes: int, gbps: int) -> Cluster:
-    """Builds nodes of equally many devices; the slower box decides the links of two kinds."""
+    """Builds nodes of equally many devices, with the slower box; a network is no faster than a node."""
     boxes = [BOXES[box] for box in dict.fromkeys(KINDS[kind].box for kind in kinds)]
     if len(boxes) > 1 and not all(box.said.startswith("PCIe") for box in boxes):
         raise ClusterError("different kinds share a node only as PCIe cards")
@@ -155,7 +154,8 @@ def _built(name: str, kinds: Sequence[str], n_nodes: int, gbps: int) -> Cluster:
     one_node = linked(name, kinds, within, sharing=boxes[0].sharing)
     if n_nodes == 1:
         return one_node
-    network = measured_links()[NETWORK].scaled(gbps / NETWORK_GBPS)
+    network = measured_links()[NETWORK]
+    network = network.scaled(min(gbps / NETWORK_GBPS, within.bytes_per_s / network.bytes_per_s))
     between = linked(name, kinds, replace(network, latency_s=NETWORK_LATENCY_S))
     node = np.repeat(np.arange(n_nodes), len(kinds) // n_nodes)
     local = node[:, None] == node[None, :]

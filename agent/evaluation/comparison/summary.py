@@ -26,8 +26,7 @@ SINGLE_NOTE = (
 )
 SIMULATED = (
     "Step times are what the described cluster's runner would take; simulated, not measured. On uncalibrated "
-    "clusters the times of ops come from datasheets; on those calibrated in part, products or pointwise ops "
-    "take medians of other GPUs."
+    "clusters the times of ops come from datasheets."
 )
 BASELINE = "refine"
 """The best placer that learned nothing."""

@@ -94,7 +94,7 @@ class EvaluationConfig(Settings, error=EvaluationError):
 
     cluster: tuple[str, ...] | None = option(
         None,
-        "presets or files; without them, instances have their own",
+        "names of --list-clusters, or files; without them, instances have their own",
         group=CLUSTERS,
         metavar="NAME|FILE",
         some=True,

@@ -92,7 +92,7 @@ def place(
         inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword. For a pipeline,
             those of one microbatch, unless `split` is given.
         loss: of the module's outputs, as `graphs.capture.capture` takes it.
-        cluster: a preset, a cluster file or a cluster.
+        cluster: a name, e.g. `8xh100-sxm5`, a cluster file or a cluster.
         host: how the host issues a step to GPUs: `eager`, op by op, as a captured CUDA `graph`, or in no time
             (`none`). None = as the cluster says; calibrated presets count an eager host.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.

@@ -55,7 +55,7 @@ class TrainConfig(Settings, error=ConfigError):
     )
     cluster: tuple[str, ...] = option(
         (DEFAULT_CLUSTER,),
-        "clusters to place on: presets, files, or `random`: one drawn for each graph and randomization",
+        "clusters to place on: names, files, or `random`: one drawn for each graph and randomization",
         group=MAIN,
         metavar="NAME|FILE",
         some=True,

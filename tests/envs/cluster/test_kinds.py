@@ -96,7 +96,7 @@ def test_a_share_of_a_link_has_the_same_constants_in_seconds() -> None:
 
 
 def test_shipped_links_are_links() -> None:
-    assert len(LINKS) == 9
+    assert len(LINKS) == 9 + 6 * 3
     for link in LINKS.values():
         assert link.bytes_per_s > 1e9
         assert 0 <= link.latency_s < 1e-3

@@ -39,7 +39,7 @@ class RankSettings:
 
     Attributes:
         schedule: name of the schedule.
-        microbatches: in a step of one replica.
+        shares: microbatches of each replica.
         mesh: ranks of each replica in the order of their first stages; ranks at one position have the same
             stages.
         inputs: name of each input of the module, and whether it is cut; scalars go to all microbatches.
@@ -47,7 +47,7 @@ class RankSettings:
     """
 
     schedule: str
-    microbatches: int
+    shares: tuple[int, ...]
     mesh: tuple[tuple[int, ...], ...]
     inputs: tuple[tuple[str, bool], ...]
     shared: tuple[tuple[str, tuple[int, ...]], ...]
@@ -70,7 +70,7 @@ class RankStages:
     def __init__(self, settings: RankSettings, parts: Sequence[StagePart]) -> None:
         self._settings, self._device, rank = settings, parts[0].device, dist.get_rank()
         self.replica = next(number for number, ranks in enumerate(settings.mesh) if rank in ranks)
-        pipeline = settings.mesh[self.replica]
+        self._n_microbatches, pipeline = settings.shares[self.replica], settings.mesh[self.replica]
         group = _group(pipeline)
         self.stages = [part.stage(group) for part in parts]
         tensors = [each for part in parts for each in part.tensors.items()]
@@ -110,12 +110,12 @@ class RankStages:
             for (name, is_cut), each in zip(self._settings.inputs, cut, strict=True)
         }
         losses: list[Tensor] = []
-        target = torch.zeros(self._settings.microbatches, device=self._device)
+        target = torch.zeros(self._n_microbatches, device=self._device)
         self.schedule.step(target=target, losses=losses, return_outputs=False, **named)
         self._sum_gradients()
         for parameter in self.parameters.values():
             if parameter.grad is not None:
-                parameter.grad /= self._settings.microbatches * len(self._settings.mesh)
+                parameter.grad /= sum(self._settings.shares)
         if self.replica_group is None:
             return torch.stack(losses).detach() if losses else None
         self._send_from_first(self._changed)
@@ -145,14 +145,16 @@ class RankStages:
             dist.broadcast(self.tensors[path].detach(), group=self.replica_group, group_src=0)
 
     def _of_all_replicas(self, losses: Tensor) -> Tensor:
-        of_each = [torch.empty_like(losses) for _ in self._settings.mesh]
-        dist.all_gather(of_each, losses, group=self.replica_group)
-        return torch.cat(of_each)
+        shares = self._settings.shares
+        padded = nn.functional.pad(losses, (0, max(shares) - len(losses)))
+        of_each = [torch.empty_like(padded) for _ in shares]
+        dist.all_gather(of_each, padded, group=self.replica_group)
+        return torch.cat([each[:share] for each, share in zip(of_each, shares, strict=True)])
 
     @cached_property
     def schedule(self) -> Any:
         """The schedule of these stages, as torch's class runs it."""
-        count, name = self._settings.microbatches, self._settings.schedule
+        count, name = self._n_microbatches, self._settings.schedule
         keywords: dict[str, Any] = {
             "loss_fn": _loss,
             "scale_grads": False,
@@ -213,7 +215,7 @@ class StageWorker(DeviceState):
     """Runs the stages of a device, step by step; stands where an `Interpreter` does for other steps."""
 
     def __init__(self, task: StageTask, inputs: Mapping[int, Tensor]) -> None:
-        self._inputs, self._count = inputs, task.settings.microbatches
+        self._inputs, self._count = inputs, task.settings.shares[0]
         self._stages: RankStages | None = None
         state, trained = unpack_all(task.unused), dict[str, Tensor]()
         if task.parts:

@@ -40,8 +40,8 @@ class TorchStages:
         batch_dim: dimension of the inputs that microbatches are cut from.
 
     Attributes:
-        pipeline: schedule and microbatches of one replica.
         mesh: ranks of each replica, in the order of their first stages.
+        shares: microbatches of each replica.
         cuts: modules that stages begin with, and the simulated step of these stages.
 
     Raises:
@@ -60,8 +60,9 @@ class TorchStages:
         device: str = "cpu",
         batch_dim: int = 0,
     ) -> None:
-        self.module, self.captured, self.mesh = unwrapped(module), captured, _mesh(stages)
-        self.pipeline = _one_replica(pipelined.pipeline, len(self.mesh))
+        self.module, self.captured, self.pipeline = unwrapped(module), captured, pipelined.pipeline
+        self.mesh = _mesh(stages)
+        self.shares = _shares(self.pipeline, len(self.mesh))
         self.batch_dim, self._device, self._n_steps = batch_dim, torch.device(device), 0
         state_of(captured, self.module)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(self.module))
@@ -73,10 +74,10 @@ class TorchStages:
                 f"torch runs a stage again for each of its parameters with '{self.pipeline.name}'; use "
                 f"{ONE_F_ONE_B}, or place with may_recompute=False in the Pipeline"
             )
-        if self.pipeline.name == ONE_F_ONE_B and self.pipeline.microbatches < self._n_stages:
+        if self.pipeline.name == ONE_F_ONE_B and min(self.shares) < self._n_stages:
             raise PipelineError(
                 f"torch runs schedule '{ONE_F_ONE_B}' with at least as many microbatches as stages, not "
-                f"{self.pipeline.microbatches} for {self._n_stages}; use {GPIPE} or more microbatches"
+                f"{min(self.shares)} for {self._n_stages}; use {GPIPE} or more microbatches"
             )
         if any(RUN in node.meta for node in captured.trace.nodes):
             print_notice("stages run layers under torch.utils.checkpoint once, in more memory than simulated")
@@ -92,8 +93,8 @@ class TorchStages:
 
     @property
     def csv(self) -> str:
-        """The actions of each rank of a replica in a row, as torch loads them in format `compute_only`."""
-        return schedule_csv(self.pipeline, self.n_ranks)
+        """The actions of each rank of the first replica in a row, as torch loads `compute_only` schedules."""
+        return schedule_csv(replace(self.pipeline, microbatches=self.shares[0], replicas=1), self.n_ranks)
 
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.
@@ -111,15 +112,14 @@ class TorchStages:
             ExecutionError: the inputs are not those of so many microbatches of the capture.
             PipelineError: as `stages`.
         """
-        share = self.pipeline.microbatches
-        count = share * len(self.mesh)
-        cut = cut_inputs(self.captured.step, inputs, count, self.batch_dim)
+        cut = cut_inputs(self.captured.step, inputs, self.pipeline.microbatches, self.batch_dim)
         rank = self._rank
         if dist.get_rank() == 0 and not self._n_steps:
             state = partial(state_of, self.captured, self.module)
-            say_if_no_mean(self.captured, state, inputs, count, self.batch_dim)
+            say_if_no_mean(self.captured, state, inputs, self.pipeline.microbatches, self.batch_dim)
         self._n_steps += 1
-        return rank.step([each[rank.replica * share :][:share] for each in cut])
+        first = sum(self.shares[: rank.replica])
+        return rank.step([each[first : first + self.shares[rank.replica]] for each in cut])
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yields the parameters of this rank's stages, for an optimizer."""
@@ -166,7 +166,7 @@ class TorchStages:
         names = zip(self._split.inputs, self.captured.step.tensors, strict=True)
         return RankSettings(
             schedule=self.pipeline.name,
-            microbatches=self.pipeline.microbatches,
+            shares=self.shares,
             mesh=self.mesh,
             inputs=tuple((name, tensor.dim() > 0) for name, tensor in names),
             shared=self._split.shared,
@@ -196,20 +196,17 @@ class TorchStages:
 
 def _mesh(stages: Stages) -> tuple[tuple[int, ...], ...]:
     """Numbers the ranks of each replica; those of one replica in the order of its first stages."""
-    devices = stages.ranks.tolist()
-    if len(stages.groups) < 2:
-        return (tuple(range(len(devices))),)
-    positions = [stages.groups[0].index(device) for device in devices]
-    replicas = [[group[position] for position in positions] for group in stages.groups]
-    order = sorted(device for group in replicas for device in group)
-    return tuple(tuple(map(order.index, group)) for group in replicas)
+    if len(stages.replicas) == 1:
+        return (tuple(range(len(stages.ranks))),)
+    order = sorted(device for group in stages.replicas for device in group)
+    return tuple(tuple(map(order.index, group)) for group in stages.replicas)
 
 
-def _one_replica(pipeline: Pipeline, n_replicas: int) -> Pipeline:
-    """Returns the pipeline of one replica, which takes an equal share of the microbatches.
+def _shares(pipeline: Pipeline, n_replicas: int) -> tuple[int, ...]:
+    """Returns the microbatches of each replica.
 
     Raises:
-        PipelineError: there is no equal share, or the plan has no devices for its replicas.
+        PipelineError: there are no equal shares, or the plan has no devices for its replicas.
     """
     if pipeline.replicas != n_replicas:
         raise PipelineError(
@@ -219,10 +216,10 @@ def _one_replica(pipeline: Pipeline, n_replicas: int) -> Pipeline:
     share, rest = divmod(pipeline.microbatches, n_replicas)
     if rest:
         raise PipelineError(
-            f"{pipeline.microbatches} microbatches make no equal shares for {n_replicas} replicas; use a "
-            f"multiple of {n_replicas}"
+            f"{pipeline.microbatches} microbatches cannot be divided equally among {n_replicas} replicas; "
+            f"give a multiple of {n_replicas}, such as {(share + 1) * n_replicas}"
         )
-    return replace(pipeline, microbatches=share, replicas=1)
+    return (share,) * n_replicas
 
 
 def _is_called_in(module: nn.Module) -> Callable[[str], bool]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,12 +18,15 @@ from torch import Tensor, nn
 from torch.multiprocessing import start_processes
 
 from envs.cluster.presets import get_cluster
+from envs.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
+from envs.runtime import torch_stages
 from envs.runtime.pipeline_runner import PipelineRunner
 from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
+from graphs.capture.captured_step import CapturedStep
 from graphs.capture.structures import split_batch
 from tests.envs.runtime.test_pipelines import gpt2
 from tests.faults.processes import PATIENCE_S
@@ -52,13 +57,18 @@ class Tied(nn.Module):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
 
 
+def pipelined_by(captured: CapturedStep, pipeline: Pipeline) -> PipelinedProblem:
+    return PipelineObjective(Problem(captured.graph, get_cluster("4xv100")), pipeline).pipelined
+
+
 @dataclass(frozen=True)
 class Case:
     module: nn.Module
     batch: Any
     schedule: str = "1f1b"
     groups: Groups = ()
-    shards: bool = False
+    shares: tuple[int, ...] = ()
+    """Microbatches of each replica, which also shards the optimizer; empty = equally many."""
 
     @property
     def stages(self) -> TorchStages:
@@ -66,20 +76,22 @@ class Case:
         devices = self.groups[0] if self.groups else (0, 1)
         pipeline = Pipeline(self.schedule, M, replicas=max(len(self.groups), 1))
         captured = capture_step(self.module, split_batch(self.batch, M)[0], optimizer=None)
-        pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), pipeline)
+        pipelined = pipelined_by(captured, pipeline)
         n_stages = 2 * pipeline.stages_per_device
         first = np.arange(n_stages) * pipelined.chain.n_pieces // n_stages
         stages = pipelined.chain.stages(first, np.resize(devices, n_stages))
-        return TorchStages(pipelined, replace(stages, groups=self.groups), captured, self.module)
+        stages = replace(stages, groups=self.groups)
+        with patch.object(torch_stages, "_shares", lambda *_: self.shares) if self.shares else nullcontext():
+            return TorchStages(pipelined, stages, captured, self.module)
 
-    def plain_step(self, module: nn.Module) -> Tensor:
-        """Computes the gradients of all microbatches, and leaves the buffers of the first replica."""
+    def plain_step(self, module: nn.Module, share: int) -> Tensor:
+        """Computes the gradients of all microbatches, and leaves the buffers of the first replica's share."""
         losses = []
         for number, inputs in enumerate(split_batch(self.batch, M)):
             made = module(**inputs).loss if isinstance(inputs, dict) else module(*inputs)
             (made / M).backward()
             losses.append(made.detach())
-            if number == M // max(len(self.groups), 1) - 1:
+            if number == share - 1:
                 buffers = {path: each.clone() for path, each in module.named_buffers()}
         module.load_state_dict(buffers, strict=False)
         return torch.stack(losses)
@@ -92,7 +104,7 @@ def train_in_ranks(folder: Path) -> None:
     sequences = WORDS.tile(1, 2)[:, :6]
     cases = [
         Case(Tied(), (WORDS,), "interleaved-1f1b:2", ((2, 0), (1, 3))),
-        Case(Tied(), (WORDS,), "zero-bubble", ((0, 1), (2, 3)), shards=True),
+        Case(Tied(), (WORDS,), "1f1b", ((0, 1), (2, 3)), shares=(5, 3)),
         Case(gpt2()[0], {"input_ids": sequences, "labels": sequences}),
     ]
     start_processes(train, ([(each, each.stages) for each in cases], folder), nprocs=4, start_method="fork")
@@ -115,10 +127,10 @@ def compare(rank: int, case: Case, stages: TorchStages) -> None:
         case.module.load_state_dict({key: 2 * each for key, each in plain.state_dict().items()})
     expected, tied = torch.optim.Adam(plain.parameters(), lr=0.1), next(stages.module.parameters())
     stages.stages  # noqa: B018  joins the ranks
-    optimizer = sharded_adam(stages) if case.shards else torch.optim.Adam(stages.parameters(), lr=0.1)
+    optimizer = sharded_adam(stages) if case.shares else torch.optim.Adam(stages.parameters(), lr=0.1)
     for _ in range(N_STEPS):
         expected.zero_grad()
-        losses, found = case.plain_step(plain), stages.step(case.batch)
+        losses, found = case.plain_step(plain, stages.shares[0]), stages.step(case.batch)
         assert (found is None) == all(rank != ranks[-1] for ranks in stages.mesh)
         if found is not None:
             torch.testing.assert_close(found, losses, rtol=1e-9, atol=1e-12)
@@ -162,12 +174,11 @@ def test_replicas_that_cannot_run_are_one_line() -> None:
         PipelineRunner(stages, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the plan has 4 devices, and 0 processes are there; start one each"):
         stages.step((WORDS,))
-    problem = Problem(stages.captured.graph, get_cluster("4xv100"))
     for n_replicas, count, reason in (
-        (2, 7, "7 microbatches make no equal shares for 2 replicas; use a multiple of 2"),
+        (2, 7, "7 microbatches cannot be divided equally among 2 replicas; give a multiple of 2, such as 8"),
         (4, 8, "devices for 2 replicas, and its pipeline has 4; place the module again"),
         (2, 2, "at least as many microbatches as stages, not 1 for 2; use gpipe"),
     ):
-        pipelined = PipelinedProblem(problem, Pipeline("1f1b", count, replicas=n_replicas))
+        pipelined = pipelined_by(stages.captured, Pipeline("1f1b", count, replicas=n_replicas))
         with pytest.raises(ValueError, match=reason):
             TorchStages(pipelined, stages.cuts.stages, stages.captured, case.module)

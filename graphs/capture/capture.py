@@ -90,8 +90,8 @@ def capture_step(
         `gemm`.
 
     Raises:
-        CaptureError: an unknown optimizer or type, or a model that cannot be traced; one line with the line of the
-            model's code and the op or the reason.
+        CaptureError: an unknown optimizer or type, or a model that cannot be traced; one line with that of
+            the model's code and the op or the reason.
     """
     module = unwrapped(module)
     name = printable(name or type(module).__name__)

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from graphs.capture.loss import CaptureError
 from graphs.capture.values import size_bytes
-from graphs.step_settings import OPTIMIZERS, Update
+from graphs.step_settings import KEPT_DTYPES, OPTIMIZERS, Update
 from graphs.system.errors import shortened
 
 NAMED: dict[str, type[Optimizer]] = {
@@ -28,7 +28,7 @@ NAMED: dict[str, type[Optimizer]] = {
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, Optimizer) and name not in ("Optimizer", "LBFGS")
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = dict(zip(KEPT_DTYPES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
 EXACT, LARGE, SAMPLE = 2**16, 192, 4096
 """Elements up to which a parameter is stepped as it is; extents that samples of larger ones shrink; and the
 least elements of a sample, since 8-bit optimizers keep less than that in 32 bits."""

@@ -96,11 +96,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 def _fit(config: EvaluationConfig) -> Fit:
-    """Answers whether training the model of an evaluation fits on its cluster.
-
-    Raises:
-        EvaluationError: there is no model, there are several clusters, or nothing is trained.
-    """
+    """Answers whether training the model of an evaluation fits on its cluster."""
     clusters = config.cluster or (DEFAULT_CLUSTER,)
     if config.model is None or len(clusters) > 1 or config.inference or config.prompt:
         raise EvaluationError("--fit answers for the training of one --model on one --cluster; give these")

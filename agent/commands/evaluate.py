@@ -98,8 +98,12 @@ def _main(words: Sequence[str]) -> int:
 def _fit(config: EvaluationConfig) -> Fit:
     """Answers whether training the model of an evaluation fits on its cluster."""
     clusters = config.cluster or (DEFAULT_CLUSTER,)
-    if config.model is None or len(clusters) > 1 or config.inference or config.prompt:
-        raise EvaluationError("--fit answers for the training of one --model on one --cluster; give these")
+    is_other = config.inference or config.prompt or config.split or config.pipeline
+    if config.model is None or len(clusters) > 1 or is_other:
+        line = (
+            "--fit answers for the training of one --model on one --cluster; give these, and no --inference"
+        )
+        raise EvaluationError(f"{line}, --prompt, --split or --pipeline")
     made, settings = make_model(config.model), config.capture_settings
     count = config.microbatches or 8
     return fits(*made, cluster=clusters[0], precision=config.precision, microbatches=count, **settings)

@@ -92,7 +92,7 @@ class Fit:
         answer = "fits" if first.fits else f"does not fit, but with {fitting},"
         return (
             f"the step {answer} on devices of {first.memory_bytes / 1e9:.3g} GB\n{rows}\n"
-            "of the fullest device at its peak; batch: the largest that fits, for stages a microbatch"
+            "on the fullest device at its peak; batch: the largest (micro)batch that fits"
         )
 
 
@@ -153,10 +153,10 @@ class _Sizes:
         parts = weights, gradients, *optimizer, min(saved, held), held - min(saved, held), memory[device]
         return MemoryUse(way, *map(float, parts))  # type: ignore[arg-type]
 
-    def alone(self, way: str, shards: int = 1) -> MemoryUse:
-        """Runs the whole step on the device with the most memory."""
-        problem = Problem(self.graph, self.cluster)
-        device_of = np.full(self.graph.n_ops, int(np.argmax(self.cluster.memory_bytes)))
+    def alone(self, way: str, shards: int = 1, *, on_all: bool = False) -> MemoryUse:
+        """Runs the whole step on the device with the most memory; `on_all` = on each, so with the least."""
+        problem, memory = Problem(self.graph, self.cluster), self.cluster.memory_bytes
+        device_of = np.full(self.graph.n_ops, int((np.argmin if on_all else np.argmax)(memory)))
         peak = simulate_problem(problem, device_of).peak_bytes
         return self.use(way, device_of, peak, np.ones(problem.n_devices, dtype=np.int64), shards)
 
@@ -203,9 +203,9 @@ def fits(
         settings: `optimizer`, `master_weights`, `gradient_dtype` and others of `graphs.capture.capture`.
 
     Returns:
-        The simulated memory of one device, which is that of data parallelism, of ZeRO-1 (states and master
-        weights divided) and of a pipeline of stages of equal time; and of what may make the step fit: a
-        smaller batch, all in bf16, fewer stages, recomputed stages. Largest batches follow from two captures.
+        The simulated memory of one device, of data parallelism, of ZeRO-1 (states and master weights
+        divided), of a pipeline of stages of equal time, and of what may make the step fit: a smaller batch,
+        all in bf16, fewer stages, recomputed stages. Largest batches follow from two captures.
 
     Raises:
         ValueError: the model cannot be captured, or no input has a batch.
@@ -215,8 +215,8 @@ def fits(
     count = chosen.n_devices
     uses = [sizes.largest(lambda step: step.alone("one device"))]
     if count > 1:
-        uses.append(replace(uses[0], way="data parallel"))
-        uses.append(sizes.largest(lambda step: step.alone("ZeRO-1", count)))
+        uses.append(sizes.largest(lambda step: step.alone("data parallel", on_all=True)))
+        uses.append(sizes.largest(lambda step: step.alone("ZeRO-1", count, on_all=True)))
         try:
             uses.append(sizes.largest(lambda step: step.stages(count)))
             uses += [] if uses[-1].fits else [sizes.stages(count, again=True)]

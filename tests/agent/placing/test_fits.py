@@ -76,8 +76,8 @@ def test_the_parts_are_those_of_the_simulated_step(dtype: torch.dtype) -> None:
     assert uses["data parallel"] == replace(alone, way="data parallel")
 
 
-@pytest.mark.parametrize("precision", [None, "bf16", "amp-bf16"])
-def test_the_largest_batch_fits_and_the_next_one_does_not(precision: str | None) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
+def test_the_largest_batch_fits_and_the_next_one_does_not(precision: str) -> None:
     module, x = make()
     memory_bytes = 20.0 * WEIGHTS
     (use, *_) = fits(module, x, cluster=four(memory_bytes), precision=precision, optimizer="sgd").uses
@@ -144,10 +144,17 @@ def test_the_command_answers_and_ends(capsys: pytest.CaptureFixture[str]) -> Non
     spec = f"{__name__}:make"
     assert main(["--model", spec, "--fit", "--optimizer", "sgd:momentum=0.9", "--cluster", "2xk80"]) == 0
     assert capsys.readouterr().out.startswith("the step fits on devices of 12 GB\nGB ")
-    for flags in (
-        ["--families", "ptb"],
-        ["--model", spec, "--inference"],
-        ["--model", spec, "--cluster", "a", "b"],
-    ):
-        assert main([*flags, "--fit"]) == 2
+    of_model = ("--inference", "--cluster a b", "--pipeline gpipe")
+    for flags in ("--families ptb", *(f"--model {spec} {flags}" for flags in of_model)):
+        assert main([*flags.split(), "--fit"]) == 2
         assert "--fit answers for the training of one --model on one --cluster" in capsys.readouterr().err
+
+
+def test_on_unequal_devices_replicas_need_the_memory_on_each() -> None:
+    cluster = four(30.0 * WEIGHTS)
+    small = replace(cluster.devices[2], memory_bytes=15.0 * WEIGHTS)
+    devices = tuple(small if at == 2 else device for at, device in enumerate(cluster.devices))
+    uses = by_way(fits(*make(), cluster=replace(cluster, devices=devices), optimizer="adam"))
+    assert uses["one device"].fits
+    assert not uses["data parallel"].fits
+    assert uses["data parallel"].memory_bytes == 15.0 * WEIGHTS

@@ -245,5 +245,5 @@ def test_instances_of_optimizers_update_the_parameters_that_they_hold(processes:
     assert {name for each in kept.values() for name in each} == {"momentum_buffer"}
     runner.load_optimizer_state_dict(kept)
     assert runner.optimizer_state_dict().keys() == kept.keys()
-    with pytest.raises(ExecutionError, match="state has 'b.bias', which is not trained"):
+    with pytest.raises(ExecutionError, match=r"state has 'b\.bias', which is not trained"):
         runner.load_optimizer_state_dict({"b.bias": {}})

@@ -114,6 +114,9 @@ class RunFlags(Settings, error=EvaluationError):
         EvaluationError: a value of the wrong type or out of range.
     """
 
+    fit: bool = option(
+        False, "say whether training the --model fits, in which ways and batches, then exit", group=RUN
+    )
     profile: bool = option(False, "time the ops first, and place the model by these times", group=MEASURE)
     measured: int | None = option(
         None,
@@ -192,10 +195,6 @@ def make_parser() -> argparse.ArgumentParser:
         )
     groups |= add_flags(parser, RunFlags)
     groups[RUN].add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="a new folder, or that of an evaluation to resume",
+        "--out", type=Path, metavar="DIR", help="a new folder, or that of an evaluation to resume"
     )
     return parser

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import cluster_from_json
-from envs.cluster.presets import get_cluster
+from envs.cluster.presets import PRESETS, get_cluster
 from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import RECOMPUTE
@@ -22,9 +23,11 @@ from envs.pipeline.stages import Stages, cut_into_stages, stages_of
 from envs.placements.files import placement_from_json, placement_to_json
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs import build_graph
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.system.errors import InputError
+from tests.agent.placement_cases import training_graph
 from tests.envs.pipeline.plain_reference import plain_step
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_stages, random_training_graph
 
@@ -80,11 +83,37 @@ def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None
     assert limited.score(stages) == pytest.approx((over_bytes, found.total_s), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("sharing", "transfer_per", "total_s"),
+    [("egress", "destination", 10.0), ("egress", "tensor", 7.5), ("pair", "destination", 7.5)],
+)
+def test_an_egress_bus_carries_copies_one_after_the_other(
+    sharing: str, transfer_per: str, total_s: float
+) -> None:
+    """Op 0 ends at 1 and 2 s; its copies take 2 s each, to ops 1 and 2; that to op 2 from op 1 0.5 s."""
+    ops = [{"name": f"op{layer}", "type": "aten.mm", "seconds": {"test": 1.0}} for layer in range(3)]
+    graph = build_graph("skip", "", ops, [(0, 2.0, [1, 2]), (1, 0.5, [2])])
+    devices = tuple(Device(f"d{index}", "test", 1e3, 1.0, 1.0, 0.0) for index in range(3))
+    rules = {"sharing": sharing, "transfer_per": transfer_per}
+    problem = Problem(graph, Cluster("bus", devices, np.ones((3, 3)), np.zeros((3, 3)), **rules))  # type: ignore[arg-type]
+    pipelined = PipelinedProblem(problem, Pipeline("gpipe", 2))
+    assert pipelined.simulate(cut_into_stages(problem, np.arange(3))).total_s == total_s
+
+
+def test_every_preset_of_host_threads_runs_pipelines() -> None:
+    clusters = [build() for build in PRESETS.values()]
+    for cluster in [each for each in clusters if each.schedule == "program"]:
+        pipelined = PipelinedProblem(Problem(training_graph(), cluster), Pipeline("1f1b", 4))
+        devices = np.arange(min(cluster.n_devices, 8))
+        check_is_plain(pipelined.problem, pipelined.pipeline, pipelined.chain.stages(devices, devices))
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         cluster = replace(random_pipeline_cluster(rng, 4), issue_s=0.0)
+        cluster = replace(cluster, sharing="pair" if cluster.sharing == "egress" else cluster.sharing)
         problem = Problem(random_training_graph(rng, 12), cluster)
         stages = random_stages(rng, problem, 4, 1)
         found = PipelinedProblem(problem, Pipeline(schedule, 1)).simulate(stages)

@@ -96,6 +96,7 @@ class Steps(NamedTuple):
     slot_wire: NDArray[np.int32]  # (n_slots,)
     source: NDArray[np.int32]  # (n_slots,) device that it comes from
     target: NDArray[np.int32]  # (n_slots,) device that receives it, where senders queue copies
+    at_end: NDArray[np.int32]  # (n_slots,) 1 = updates alone read it, only that of the last microbatch
     transfer_s: FloatArray  # (n_slots,) seconds of the transfer between them
     first_slot: NDArray[np.int32]  # (n_rows,) first copy that its device queues; (0,) = none does
     next_slot: NDArray[np.int32]  # (n_slots,) next copy of the same row, -1 = none

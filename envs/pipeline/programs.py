@@ -46,7 +46,7 @@ def make_programs(p, q, runs, placed, agenda, layout):
     n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
     n_steps = n_reads + len(q.phase) + 3 * n_tensors
     seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
-    slots, n_queued = np.empty((4, n_reads), np.int32), 2 * n_tensors if q.is_egress else 0
+    slots, n_queued = np.empty((5, n_reads), np.int32), 2 * n_tensors if q.is_egress else 0
     out = Steps(
         n=np.zeros(3, np.int64),
         step_ptr=np.zeros(len(layout.ptr), np.int64),
@@ -65,6 +65,7 @@ def make_programs(p, q, runs, placed, agenda, layout):
         slot_wire=slots[0],
         source=slots[1],
         target=slots[2],
+        at_end=slots[4],
         transfer_s=np.empty(n_reads),
         first_slot=np.full(n_queued, -1, np.int32),
         next_slot=slots[3],
@@ -166,6 +167,7 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
             slot, source = out.n[SLOTS], placed.device_of[maker]
             out.slot_of[wire], out.slot_wire[slot] = slot, wire
             out.source[slot] = source
+            out.at_end[slot] = q.phase[op] == OPTIMIZER_PHASE and not q.is_parameter[maker]
             to = source if p.rules[SENDS_PER_TENSOR] else device
             out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, to]) / p.bandwidth[source, to]
             out.n[SLOTS] += 1

@@ -169,9 +169,8 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
     if code == SEND:
         row = programs.number[step]
         tables.ready_s[row, at] = clocks.free_s[device] - programs.rest_s[step, column]
-        is_last = at == tables.ready_s.shape[1] - 1
-        if len(programs.first_slot) and (is_last or programs.row_wire[row] % 2 == 0):
-            queue_copies(p, programs, row, at, clocks, free, tables)
+        if len(programs.first_slot):
+            queue_copies(p, programs, row, at, entry, clocks, free, tables)
         return True
     slot = programs.number[step]
     if code == RECEIVE_ONCE:
@@ -201,23 +200,28 @@ def queue_sources(p, q, programs, clocks, free, tables):
         for row in range(programs.n[ROWS]):
             maker = p.producer[programs.row_wire[row] // 2]
             if p.is_source[maker] and (at == 0 or not q.is_parameter[maker]):
-                queue_copies(p, programs, row, at, clocks, free, tables)
+                queue_copies(p, programs, row, at, -1, clocks, free, tables)
 
 
 @kernel(inline=True)
-def queue_copies(p, programs, row, at, clocks, free, tables):
+def queue_copies(p, programs, row, at, entry, clocks, free, tables):
     """Sends a tensor to all devices that read it, if the sender queues its copies.
 
     Args:
         row: of the tensor, int.
         at: column of the microbatch in the tables, int.
+        entry: of the sender, int.
         clocks, free, tables: as of `advance_device`; written.
     """
     slot, end = programs.first_slot[row], UNSET
     while slot >= 0:
+        if programs.at_end[slot] and at < tables.ready_s.shape[1] - 1:
+            slot = programs.next_slot[slot]
+            continue
         source, target = programs.source[slot], programs.target[slot]
         if end == UNSET or not p.rules[SENDS_PER_TENSOR]:
             end = copy_end_s(p, programs, slot, tables.ready_s[row, at], source, target, source, clocks, free)
+            tables.issuer[slot, at] = entry
         tables.sent_s[slot, at] = end
         tables.arrival_s[slot, at] = end + p.latency[source, target]
         slot = programs.next_slot[slot]

@@ -51,11 +51,9 @@ class Split(NamedTuple):
 
     def stages(self, stages: Stages, ties: Sequence[Copies]) -> Stages:
         """Places the copies of ties, and all other ops as before."""
-        device_of, phase = stages.device_of[self.original], phases_of(self.graph)
+        device_of, stage_of = stages.device_of[self.original], stages.stage_of[self.original]
         for tie, ops in zip(ties, self.copies, strict=True):
-            device_of[ops] = tie.devices
-        in_stage = (phase >= 0) & (phase < PHASES.index("optimizer"))
-        stage_of = np.where(in_stage, stages.stage_of[self.original], -1)
+            device_of[ops], stage_of[ops] = tie.devices, -1
         return replace(stages, device_of=device_of, stage_of=stage_of)
 
 
@@ -135,7 +133,10 @@ def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Split:
     reader = graph.consumers.items[pair]
     read = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))[pair]
     read_number = np.minimum(copy, counts[graph.tensor_producer[read]] - 1)
-    columns = _columns(graph, original, number)
+    ends = ["", COPY, *(f"{COPY}{at}" for at in range(2, int(counts.max())))]
+    names = (graph.op_names[op] + ends[at] for op, at in zip(original.tolist(), number.tolist(), strict=True))
+    columns: dict[str, Any] = {name: getattr(graph, name)[original] for name in ARRAYS}
+    columns |= {name: tuple(getattr(graph, name)[op] for op in original.tolist()) for name in TUPLES}
     new_group = int(graph.colocate.max()) + 1
     for tie in ties:
         is_weight = (graph.tensor_producer[read] == tie.ops[0]) & (counts[reader] == 1)
@@ -151,6 +152,8 @@ def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Split:
     graph = replace(
         graph,
         **columns,
+        op_names=tuple(names),
+        seconds={kind: seconds[original] for kind, seconds in graph.seconds.items()},
         tensor_producer=first[graph.tensor_producer[tensor]] + tensor_number,
         tensor_bytes=graph.tensor_bytes[tensor],
         consumers=Csr.from_pairs(*rows, len(tensor)),
@@ -164,14 +167,3 @@ def _numbered(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     first = np.cumsum(counts) - counts
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - first[index], first
-
-
-def _columns(graph: OpGraph, original: IntArray, number: IntArray) -> dict[str, Any]:
-    """Takes the columns of ops, and names copies."""
-    ops = original.tolist()
-    columns: dict[str, Any] = {name: getattr(graph, name)[original] for name in ARRAYS}
-    columns |= {name: tuple(getattr(graph, name)[op] for op in ops) for name in TUPLES}
-    columns["seconds"] = {kind: seconds[original] for kind, seconds in graph.seconds.items()}
-    ends = ["", COPY, *(f"{COPY}{at}" for at in range(2, int(number.max()) + 1))]
-    names = (graph.op_names[op] + ends[at] for op, at in zip(ops, number.tolist(), strict=True))
-    return columns | {"op_names": tuple(names)}

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.placing.handover.pipeline import stage_rows
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import cluster_from_json
 from envs.cluster.presets import PRESETS, get_cluster
@@ -163,6 +164,23 @@ def test_tied_tensors_are_held_by_both_stages(microbatches: int) -> None:
         assert found.total_s == pytest.approx(plain.total_s, rel=1e-12)
         assert found.peak_bytes == pytest.approx([plain.peak_bytes(device, 16.0) for device in (0, 1)])
         assert tied.with_copies(apart)[0].problem.graph.op_names == two.op_names
+
+
+def test_a_tied_head_may_be_a_stage_of_its_own() -> None:
+    graph = next(each for each in load_family("gpt") if each.name == "gpt-01")
+    pipelined = PipelinedProblem(Problem(graph, get_cluster("4xv100")), Pipeline("1f1b", 3))
+    head = graph.op_names.index("head/mm")
+    first = np.array([0, 7, int(pipelined.chain.piece_of[head])])
+    stages = pipelined.chain.stages(first, np.arange(3))
+    split, placed = pipelined.with_copies(stages)
+    names = split.problem.graph.op_names
+    assert len(set(names) - set(graph.op_names)) == 3
+    for name in ("gradients/head/mm", "gradients/head/mm_1", "embedding.word.weight.tied"):
+        assert placed.device_of[names.index(name)] == 2
+    check_is_plain(pipelined.problem, pipelined.pipeline, stages)
+    weight = graph.op_names.index("embedding.word.weight")
+    *_, row = stage_rows(pipelined, stages, pipelined.simulate(stages))
+    assert row.resident_bytes == graph.resident_bytes[weight]
 
 
 def test_every_preset_of_host_threads_runs_pipelines() -> None:

@@ -185,8 +185,7 @@ def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None
     updates = phase[reader] == 2
     np.maximum.at(needs, maker[updates], of_unit[graph.unit_of[reader[updates]]])
     for tie in ties_of(graph):
-        near = {*tie.readers, *(op for add in (*tie.adds, tie.update) for op in graph.predecessors.row(add))}
-        for op in [op for op in near if phase[op] == 1]:
+        for op in tie.backward:
             of_module = [at for at in tie.forward if graph.modules[at] == graph.modules[op]]
             needs[op] = max(needs[op], position[of_module[0]] if len(of_module) == 1 else -1)
     backward = np.flatnonzero(phase == 1)

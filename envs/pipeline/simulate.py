@@ -24,7 +24,7 @@ from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
-from envs.pipeline.tied import Split, Tie, copies_of, key_of, split, ties_of
+from envs.pipeline.tied import Split, Tie, copies_of, split, ties_of
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
@@ -119,22 +119,25 @@ class PipelinedProblem:
         return ties_of(self.problem.graph) if self.pipeline.microbatches > 1 else ()
 
     @cached_property
-    def _splits(self) -> dict[tuple[object, ...], tuple[PipelinedProblem, Split]]:
+    def _splits(self) -> dict[bytes, tuple[PipelinedProblem, Split | None]]:
         return {}
 
     def with_copies(self, stages: Stages) -> tuple[PipelinedProblem, Stages]:
         """Adds a copy of each tied parameter on each device that reads it; the same where there is none."""
-        graph, device_of = self.problem.graph, stages.device_of
-        ties = [copies for tie in self._ties if (copies := copies_of(graph, tie, device_of))]
-        if not ties:
+        if not self._ties:
             return self, stages
-        key = key_of(ties, device_of)
+        key = stages.device_of[np.concatenate([tie.ops for tie in self._ties])].tobytes()
         if key not in self._splits:
-            new = split(graph, ties, device_of)
-            problem = Problem(new.graph, self.problem.cluster, self.problem.op_seconds[new.original])
-            self._splits[key] = replace(self, problem=problem), new
+            if len(self._splits) == MOST_AGENDAS:
+                self._splits.clear()
+            problem, device_of = self.problem, stages.device_of
+            ties = [copies for tie in self._ties if (copies := copies_of(problem.graph, tie, device_of))]
+            new = split(problem.graph, ties, device_of) if ties else None
+            if new is not None:
+                problem = Problem(new.graph, problem.cluster, problem.op_seconds[new.original])
+            self._splits[key] = (replace(self, problem=problem), new) if new else (self, new)
         pipelined, new = self._splits[key]
-        return pipelined, new.stages(stages, ties)
+        return pipelined, new.stages(stages) if new else stages
 
     @cached_property
     def _agendas(self) -> dict[tuple[object, ...], Agenda]:

@@ -29,31 +29,36 @@ class Tie(NamedTuple):
     parameter: int
     update: int
     adds: tuple[int, ...]  # backward ops that add parts of the gradient
-    forward: IntArray  # (n_forward,) forward ops that read the parameter
-    readers: IntArray  # (n_readers,) all ops that do
+    forward: tuple[int, ...]  # forward ops that read the parameter
+    backward: tuple[int, ...]  # backward ops that read it or make parts of its gradient
+
+    @property
+    def ops(self) -> tuple[int, ...]:
+        """Ops whose devices decide on copies."""
+        return (self.parameter, *self.adds, *self.forward, *self.backward)
 
 
 class Copies(NamedTuple):
     """The copies of a tie under a placement."""
 
-    tie: Tie
     devices: tuple[int, ...]  # of the copies, the original first
     ops: tuple[int, ...]  # parameter, additions of sums of several devices, update
     sums: tuple[int, ...]  # op that makes the sum of the gradients of each device
 
 
 class Split(NamedTuple):
-    """A graph with copies."""
+    """A graph with copies under a placement."""
 
     graph: OpGraph
     original: IntArray  # (n_ops,) op that each op is, or is a copy of
     copies: tuple[IntArray, ...]  # of each tie (n_ops of the tie, n_devices), ops of the graph
+    devices: tuple[tuple[int, ...], ...]  # of each tie, those of its copies
 
-    def stages(self, stages: Stages, ties: Sequence[Copies]) -> Stages:
-        """Places the copies of ties, and all other ops as before."""
+    def stages(self, stages: Stages) -> Stages:
+        """Places the copies on their devices, and all other ops as before."""
         device_of, stage_of = stages.device_of[self.original], stages.stage_of[self.original]
-        for tie, ops in zip(ties, self.copies, strict=True):
-            device_of[ops], stage_of[ops] = tie.devices, -1
+        for ops, devices in zip(self.copies, self.devices, strict=True):
+            device_of[ops], stage_of[ops] = devices, -1
         return replace(stages, device_of=device_of, stage_of=stage_of)
 
 
@@ -67,11 +72,15 @@ def ties_of(graph: OpGraph) -> tuple[Tie, ...]:
             name = graph.op_names[update]
             parameters = [op for op in parameters if name.endswith(f"/{graph.op_names[op]}")]
         if len(parameters) == 1 and not len(graph.successors.row(update)):
-            readers = graph.successors.row(parameters[0])
-            forward = readers[phase[readers] == PHASES.index("forward")]
+            readers = graph.successors.row(parameters[0]).tolist()
+            forward = tuple(op for op in readers if graph.phases[op] == "forward")
             if len({graph.modules[op] for op in forward}) > 1:
                 adds = _additions(graph, phase, update)
-                ties.append(Tie(parameters[0], update, adds, forward, readers))
+                makers = (op for add in (*adds, update) for op in graph.predecessors.row(add).tolist())
+                backward = sorted(
+                    op for op in {*readers, *makers} - {*adds} if graph.phases[op] == "backward"
+                )
+                ties.append(Tie(parameters[0], update, adds, forward, tuple(backward)))
     return tuple(ties)
 
 
@@ -95,7 +104,7 @@ def copies_of(graph: OpGraph, tie: Tie, device_of: IntArray) -> Copies | None:
     Args:
         device_of: device of each op, int64 (n_ops,).
     """
-    devices = tuple(dict.fromkeys([int(device_of[tie.parameter]), *device_of[tie.forward].tolist()]))
+    devices = tuple(dict.fromkeys(device_of[[tie.parameter, *tie.forward]].tolist()))
     if len(devices) == 1:
         return None
     origin: dict[int, set[int]] = {}
@@ -109,13 +118,7 @@ def copies_of(graph: OpGraph, tie: Tie, device_of: IntArray) -> Copies | None:
     if len(parts) != len(devices) or set(sums) != set(devices):
         return None
     ops = (tie.parameter, *mixed, tie.update)
-    return Copies(tie, devices, ops, tuple(sums[device] for device in devices))
-
-
-def key_of(ties: Sequence[Copies], device_of: IntArray) -> tuple[object, ...]:
-    """Returns what a graph with copies depends on besides the graph."""
-    places = [[(device_of[each.tie.readers] == d).tobytes() for d in each.devices] for each in ties]
-    return tuple((each.ops, each.sums, *which) for each, which in zip(ties, places, strict=True))
+    return Copies(devices, ops, tuple(sums[device] for device in devices))
 
 
 def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Split:
@@ -159,7 +162,7 @@ def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Split:
         consumers=Csr.from_pairs(*rows, len(tensor)),
     )
     copies = tuple(first[list(tie.ops)][:, None] + np.arange(len(tie.devices)) for tie in ties)
-    return Split(graph, original, copies)
+    return Split(graph, original, copies, tuple(tie.devices for tie in ties))
 
 
 def _numbered(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:

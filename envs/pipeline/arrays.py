@@ -40,6 +40,7 @@ class PipelineArrays(NamedTuple):
         IntArray  # (n_tensors,) 1 = summed over microbatches: a backward op makes it for an optimizer op
     )
     accumulate_s: FloatArray  # (n_tensors, n_devices) seconds to add a gradient to the sum
+    is_egress: bool  # each device queues all of its copies in the order in which it makes the tensors
 
 
 class PlacedStages(NamedTuple):
@@ -94,7 +95,11 @@ class Steps(NamedTuple):
     heard: NDArray[np.int32]  # (n_wires,) scratch: the last list that waits for it
     slot_wire: NDArray[np.int32]  # (n_slots,)
     source: NDArray[np.int32]  # (n_slots,) device that it comes from
-    transfer_s: FloatArray  # (n_slots,) seconds of the transfer from that device
+    target: NDArray[np.int32]  # (n_slots,) device that receives it, where senders queue copies
+    at_end: NDArray[np.int32]  # (n_slots,) 1 = updates alone read it, only that of the last microbatch
+    transfer_s: FloatArray  # (n_slots,) seconds of the transfer between them
+    first_slot: NDArray[np.int32]  # (n_rows,) first copy that its device queues; (0,) = none does
+    next_slot: NDArray[np.int32]  # (n_slots,) next copy of the same row, -1 = none
 
 
 class Tables(NamedTuple):
@@ -142,6 +147,7 @@ def pipeline_arrays(problem: Problem) -> PipelineArrays:
         is_parameter=is_parameter.astype(np.int64),
         is_gradient=is_gradient.astype(np.int64),
         accumulate_s=_accumulate_s(problem, np.flatnonzero(is_gradient)),
+        is_egress=problem.cluster.sharing == "egress",
     )
 
 
@@ -193,7 +199,7 @@ def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, Pip
         owner=np.concatenate([p.owner, np.full(len(made), -1)]),
         resident=np.concatenate([p.resident, np.zeros(len(again))]),
     )
-    q = PipelineArrays(
+    q = q._replace(
         phase=np.concatenate([q.phase, np.full(len(again), RECOMPUTED_PHASE)]),
         is_parameter=np.concatenate([q.is_parameter, nothing]),
         is_gradient=np.concatenate([q.is_gradient, np.zeros(len(made), dtype=np.int64)]),

@@ -130,6 +130,9 @@ def run_ops(s, order, entry, each, microbatch, column):
         if s.sent[place] >= 0:
             keep_sent(s, place, microbatch, column, free + seconds)
         free += seconds + (p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0)
+        if p.detailed is not None:
+            for tensor in p.output_item[p.output_ptr[layout.op[place]] : p.output_ptr[layout.op[place] + 1]]:
+                host += issued_s(s, entry, microbatch, 2 * tensor)
         if s.q.phase[layout.op[place]] == BACKWARD_PHASE:
             free, host = add_gradients(s, entry, layout.op[place], free, host)
 
@@ -233,4 +236,26 @@ def add_gradients(s, entry, op, free, host):
         if s.agenda.column[entry] == LATER and added > 0.0:
             free = max(free, host + p.gaps[ISSUE_S]) + added + p.gaps[OP_GAP_S]
             host += p.gaps[NEXT_ISSUE_S]
+        host += issued_s(s, entry, s.end, 2 * tensor + 1)
     return free, host
+
+
+@kernel
+def issued_s(s, entry, microbatch, wire):
+    """Finds how long the host thread of the device issues the copies of a wire that it queues.
+
+    Args:
+        entry: of the agenda, int.
+        microbatch: column of the tables, int.
+        wire: as of `Steps`, int.
+
+    Returns:
+        Seconds.
+    """
+    programs, n = s.programs, 0
+    row = programs.row_of[wire]
+    slot = programs.first_slot[row] if row >= 0 and len(programs.first_slot) else -1
+    while slot >= 0:
+        n += s.tables.issuer[slot, microbatch] == entry
+        slot = programs.next_slot[slot]
+    return n * s.p.gaps[NEXT_ISSUE_S]

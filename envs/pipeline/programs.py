@@ -29,7 +29,7 @@ from envs.pipeline.arrays import (
     SEND,
     Steps,
 )
-from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
+from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S, SENDS_PER_TENSOR
 from graphs.system.jit import kernel
 
 STEPS, ROWS, SLOTS = range(3)
@@ -46,6 +46,7 @@ def make_programs(p, q, runs, placed, agenda, layout):
     n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
     n_steps = n_reads + len(q.phase) + 3 * n_tensors
     seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
+    slots, n_queued = np.empty((5, n_reads), np.int32), 2 * n_tensors if q.is_egress else 0
     out = Steps(
         n=np.zeros(3, np.int64),
         step_ptr=np.zeros(len(layout.ptr), np.int64),
@@ -61,9 +62,13 @@ def make_programs(p, q, runs, placed, agenda, layout):
         slot_ptr=np.zeros(n_devices + 1, np.int64),
         slot_of=wires[1],
         heard=wires[2],
-        slot_wire=np.empty(n_reads, np.int32),
-        source=np.empty(n_reads, np.int32),
+        slot_wire=slots[0],
+        source=slots[1],
+        target=slots[2],
+        at_end=slots[4],
         transfer_s=np.empty(n_reads),
+        first_slot=np.full(n_queued, -1, np.int32),
+        next_slot=slots[3],
     )
     number_rows(p, q, placed.device_of, out)
     for device in range(n_devices):
@@ -78,6 +83,11 @@ def make_programs(p, q, runs, placed, agenda, layout):
             out.step_ptr[each + 1] = out.n[STEPS]
         out.step_ptr[updates + 2] = out.n[STEPS]
         out.slot_ptr[device + 1] = out.n[SLOTS]
+    for device in range(n_devices - 1 if q.is_egress else -1, -1, -1):
+        for slot in range(out.slot_ptr[device], out.slot_ptr[device + 1]):
+            row = out.row_of[out.slot_wire[slot]]
+            out.target[slot] = device
+            out.next_slot[slot], out.first_slot[row] = out.first_slot[row], slot
     return out
 
 
@@ -155,8 +165,11 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
         wire = wire_of(q, tensor, op)
         if out.slot_of[wire] < first:
             slot, source = out.n[SLOTS], placed.device_of[maker]
-            out.slot_of[wire], out.slot_wire[slot], out.source[slot] = slot, wire, source
-            out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, device]) / p.bandwidth[source, device]
+            out.slot_of[wire], out.slot_wire[slot] = slot, wire
+            out.source[slot] = source
+            out.at_end[slot] = q.phase[op] == OPTIMIZER_PHASE and not q.is_parameter[maker]
+            to = source if p.rules[SENDS_PER_TENSOR] else device
+            out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, to]) / p.bandwidth[source, to]
             out.n[SLOTS] += 1
         elif out.heard[wire] == each or out.heard[wire] < known:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
+from envs.pipeline.tied import Split, Tie, copies_of, split, ties_of
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
@@ -113,6 +114,32 @@ class PipelinedProblem:
         return second_runs(self.problem.arrays, self.arrays)
 
     @cached_property
+    def _ties(self) -> tuple[Tie, ...]:
+        """Parameters that may have a copy on several devices; one microbatch is a step of a program."""
+        return ties_of(self.problem.graph) if self.pipeline.microbatches > 1 else ()
+
+    @cached_property
+    def _splits(self) -> dict[bytes, tuple[PipelinedProblem, Split | None]]:
+        return {}
+
+    def with_copies(self, stages: Stages) -> tuple[PipelinedProblem, Stages]:
+        """Adds a copy of each tied parameter on each device that reads it; the same where there is none."""
+        if not self._ties:
+            return self, stages
+        key = stages.device_of[np.concatenate([tie.ops for tie in self._ties])].tobytes()
+        if key not in self._splits:
+            if len(self._splits) == MOST_AGENDAS:
+                self._splits.clear()
+            problem, device_of = self.problem, stages.device_of
+            ties = [copies for tie in self._ties if (copies := copies_of(problem.graph, tie, device_of))]
+            new = split(problem.graph, ties, device_of) if ties else None
+            if new is not None:
+                problem = Problem(new.graph, problem.cluster, problem.op_seconds[new.original])
+            self._splits[key] = (replace(self, problem=problem), new) if new else (self, new)
+        pipelined, new = self._splits[key]
+        return pipelined, new.stages(stages) if new else stages
+
+    @cached_property
     def _agendas(self) -> dict[tuple[object, ...], Agenda]:
         return {}
 
@@ -137,6 +164,9 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
+        pipelined, stages = self.with_copies(stages)
+        if pipelined is not self:
+            return pipelined.score(stages, until_s=until_s)
         memory = self.problem.cluster.memory_bytes
         peak = np.zeros(0) if self.always_fits else np.array(memory, dtype=np.float64)
         total_s, _ = self._run(stages, peak, until_s)
@@ -165,6 +195,9 @@ class PipelinedProblem:
         Raises:
             PipelineError: the schedule cannot run these stages.
         """
+        pipelined, stages = self.with_copies(stages)
+        if pipelined is not self:
+            return pipelined.simulate(stages)
         peak = np.zeros(self.problem.n_devices)
         total_s, list_of = self._run(stages, peak)
         if total_s < 0:
@@ -190,6 +223,9 @@ class PipelinedProblem:
         Returns:
             Bytes, (n_devices, n_parts).
         """
+        pipelined, stages = self.with_copies(stages)
+        if pipelined is not self:
+            return pipelined.memory(stages, n_parts)
         curve = np.zeros((self.problem.n_devices, n_parts))
         self._run(stages, np.zeros(self.problem.n_devices), curve=curve)
         return curve

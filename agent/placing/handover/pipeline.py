@@ -58,6 +58,11 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
     """Yields a row for each stage."""
     problem, graph = pipelined.problem, pipelined.problem.graph
     phase, seconds = phases_of(graph), pipelined.problem.op_seconds
+    split, placed = pipelined.with_copies(stages)
+    tied, copied_bytes = split.problem.graph, np.zeros(len(stages.devices))
+    for op in np.flatnonzero(~np.isin(tied.op_names, graph.op_names)).tolist():
+        readers = placed.stage_of[tied.successors.row(op)]
+        copied_bytes[readers.max(initial=0)] += tied.resident_bytes[op]
     for stage, device in enumerate(stages.devices.tolist()):
         ops = np.flatnonzero(stages.stage_of == stage)
         forward, backward = ops[phase[ops] == 0], ops[phase[ops] == 1]
@@ -73,7 +78,7 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
             n_ops=len(ops),
             forward_s=float(seconds[forward, device].sum()),
             backward_s=float(seconds[backward, device].sum()),
-            resident_bytes=float(resident),
+            resident_bytes=float(resident + copied_bytes[stage]),
             peak_bytes=float(step.peak_bytes[device]),
             memory_bytes=float(problem.cluster.memory_bytes[device]),
             recomputed=stage in stages.recomputed,

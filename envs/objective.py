@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.pipeline.chain import Chain
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
+from envs.pipeline.groups import Groups, groups_for
+from envs.pipeline.replicas import ReplicatedProblem, before_last_s, on_groups, pipelined_of
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster, stages_of
 from envs.placements.placement import Placement
@@ -46,6 +48,15 @@ class Objective:
 
     def check(self) -> None:
         """Checks that the cluster can run the graph at all, whatever its memory."""
+
+    @property
+    def placed(self) -> Problem:
+        """The graph on the devices that placers see."""
+        return self.problem
+
+    def layouts(self) -> list[Objective]:
+        """Lists the objectives that placers take in turn."""
+        return [self]
 
     def check_feasible(self) -> None:
         """Checks that some placement may be feasible.
@@ -176,6 +187,7 @@ class PipelineObjective(Objective):
 
     Attributes:
         whole: step of the batch that is not cut into microbatches, or why there is none.
+        groups: devices of each replica that placers see; empty = the first of `groups_for`.
 
     Raises:
         PipelineError: at the first use, if the schedule has yet to be chosen.
@@ -183,18 +195,43 @@ class PipelineObjective(Objective):
 
     pipeline: Pipeline
     whole: Problem | str = ""
+    groups: Groups = ()
 
     kind = PIPELINE
 
     @cached_property
     def pipelined(self) -> PipelinedProblem:
         """The graph and its pipeline, as they are simulated."""
-        return PipelinedProblem(self.problem, self.pipeline)
+        return pipelined_of(self.problem, self.pipeline)
+
+    @cached_property
+    def members(self) -> list[PipelinedProblem]:
+        """The pipeline of each replica; the devices of placers are positions in the group of the first."""
+        replicated, groups = self.pipelined, self._groups
+        return replicated.replicas(groups).members if isinstance(replicated, ReplicatedProblem) else [replicated]
+
+    @cached_property
+    def _groups(self) -> Groups:
+        """Devices of each replica; empty = one replica."""
+        count = self.pipeline.replicas
+        return () if count == 1 else self.groups or groups_for(self.problem.cluster, int(count))[0]
+
+    @property
+    def placed(self) -> Problem:
+        """The graph on the devices that placers see: those of the first replica."""
+        return self.members[0].problem
+
+    def layouts(self) -> list[Objective]:
+        """Lists the objectives of all groups of devices that replicas can have, which differ."""
+        if self.pipeline.replicas == 1 or self.groups:
+            return [self]
+        groups = groups_for(self.problem.cluster, int(self.pipeline.replicas))
+        return [replace(self, groups=each) for each in groups]
 
     @property
     def chain(self) -> Chain:
         """The pieces of the graph, between which stages can be cut."""
-        return self.pipelined.chain
+        return self.members[0].chain
 
     @property
     def uncounted_host_s(self) -> float:
@@ -222,7 +259,8 @@ class PipelineObjective(Objective):
         Raises:
             InfeasibleError: none is.
         """
-        self.problem.check_feasible(recomputes=self.pipeline.may_recompute)
+        for problem in {member.problem: None for member in self.members}:
+            problem.check_feasible(recomputes=self.pipeline.may_recompute)
 
     def simulate(self, placement: Placement) -> PipelineTime:
         """Simulates the step under a placement.
@@ -252,7 +290,7 @@ class PipelineObjective(Objective):
     @cached_property
     def most_ranks(self) -> int:
         """The most devices that there are stages for, whether or not the schedule runs on so many."""
-        return min(self.problem.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
+        return min(self.placed.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
 
     @property
     def usable(self) -> list[int]:
@@ -261,19 +299,21 @@ class PipelineObjective(Objective):
 
     def can_use(self, n_ranks: int) -> bool:
         """Says whether the schedule runs on so many devices."""
-        rounds = max(1, self.pipeline.microbatches // n_ranks)
+        counts = {member.pipeline.microbatches for member in self.members}
         in_rounds = self.pipeline.name not in (INTERLEAVED, ZERO_BUBBLE)
-        return 1 <= n_ranks <= self.most_ranks and (in_rounds or self.pipeline.microbatches % rounds == 0)
+        are_equal = in_rounds or all(count % max(1, count // n_ranks) == 0 for count in counts)
+        return 1 <= n_ranks <= self.most_ranks and are_equal
 
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the stages of cuts."""
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
         devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
-        return self.chain.stages(np.array(cuts.first), devices, recomputed)
+        stages = self.chain.stages(np.array(cuts.first), devices, recomputed)
+        return on_groups(stages, self._groups) if self._groups else stages
 
     def singles(self) -> Iterator[Cuts]:
         """Yields the cuts of one device, the fastest first; devices of equal time and memory count once."""
-        problem, seen = self.problem, set()
+        problem, seen = self.placed, set()
         for device in np.argsort(problem.single_device_s, kind="stable").tolist():
             kind = problem.single_device_s[device], problem.cluster.devices[device].memory_bytes
             if kind not in seen:
@@ -288,7 +328,9 @@ class PipelineObjective(Objective):
     def baselines(self) -> PipelineBaselines:
         """The steps without a pipeline."""
         uncut = self.whole if isinstance(self.whole, Problem) else None
-        ways = [self, *([PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else ())]
+        alone = replace(self, pipeline=replace(self.pipeline, replicas=1), groups=())
+        ways = [self if self.pipeline.replicas == 1 else alone]
+        ways += [PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else []
         steps = [way._single() for way in ways]
         best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
         told = f", cut, as the whole batch is not compared: {self.whole}" if self.whole and not uncut else ""
@@ -303,16 +345,10 @@ class PipelineObjective(Objective):
         them overlaps with the all-reduce, as `no_sync` of PyTorch has it. The slowest one bounds the step.
         """
         problem, arrays, count = self.problem, self.pipelined.arrays, self.pipeline.microbatches
-        runs = (arrays.phase == 0) | (arrays.phase == 1)
-        seconds = problem.op_seconds[runs]
-        gap_s = problem.cluster.op_gap_s
-        computes_s = np.where(seconds > 0, seconds + gap_s, 0.0).sum(axis=0)
-        adds_s = np.where(arrays.accumulate_s > 0, arrays.accumulate_s + gap_s, 0.0).sum(axis=0)
         found = []
         for step in data_parallel_steps(problem):
-            each_s = float((computes_s + adds_s)[list(step.devices)].max())
-            before_s = (math.ceil(count / step.n_replicas) - 1) * each_s
-            whole_s = before_s + step.step_s
+            counts = [math.ceil(count / step.n_replicas)] * step.n_replicas
+            whole_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
             found.append(DataParallelPipeline(whole_s, step.n_replicas, step.fits, step.evaluations))
         for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
             own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations

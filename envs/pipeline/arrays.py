@@ -68,6 +68,16 @@ class OpLists(NamedTuple):
     list_of: NDArray[np.int32]  # (n_ops,) -1 = in none
 
 
+class Sums(NamedTuple):
+    """The gradients that replicas of the pipeline sum; arrays without entries = there is one replica."""
+
+    is_summed: IntArray  # (n_first_tensors,) 1 = replicas sum it
+    done_s: FloatArray  # (n_first_tensors,) when its last accumulation ends; written
+    from_s: FloatArray  # (n_first_tensors,) when the sum over replicas is there
+    begin_s: FloatArray  # (n_devices,) the updates of a device start no sooner
+    least_s: float  # seconds of the step at least
+
+
 class Steps(NamedTuple):
     """The programs of all lists of a step, and the tensors that go from device to device.
 
@@ -75,7 +85,8 @@ class Steps(NamedTuple):
     as the first microbatch adds no gradients: `FIRST` and `LATER`.
 
     What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches. A
-    wire that is sent has a row; where it is received, it has a slot.
+    wire that is sent has a row; where it is received, it has a slot. Where replicas sum a gradient, `SEND` of
+    number `-1 - tensor` notes when it is done, and `RECEIVE` of that number waits for the sum.
     """
 
     n: IntArray  # (3,) steps, rows and slots so far
@@ -95,6 +106,7 @@ class Steps(NamedTuple):
     slot_wire: NDArray[np.int32]  # (n_slots,)
     source: NDArray[np.int32]  # (n_slots,) device that it comes from
     transfer_s: FloatArray  # (n_slots,) seconds of the transfer from that device
+    sums: Sums
 
 
 class Tables(NamedTuple):

@@ -142,8 +142,10 @@ def note_sent(s, sent_s, tensor):
     for column in range(s.end + 1):
         until_s = sent_s[row, 0 if is_parameter else column] if row >= 0 else 0.0
         if sum_row >= 0:
-            added_s = (1 - ROUNDING) * s.tables.ready_s[sum_row, column]
-            until_s = max(until_s, added_s if column else sent_s[sum_row, s.end])
+            added_s = s.tables.ready_s[sum_row, column]
+            if len(s.programs.sums.done_s):
+                added_s = min(added_s, s.programs.sums.done_s[tensor])
+            until_s = max(until_s, (1 - ROUNDING) * added_s if column else sent_s[sum_row, s.end])
         add_event(s, until_s, 0.0)
     for row in (LAST, UPDATE):
         place, node = s.reader[row, tensor], 2 * tensor + row

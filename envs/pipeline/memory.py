@@ -185,6 +185,8 @@ def receive(s, entry, step, microbatch, free, host):
     """
     if s.programs.code[step] >= RECEIVE:
         slot = s.programs.number[step]
+        if slot < 0:
+            return max(free, s.programs.sums.from_s[-1 - slot]), host
         column = 0 if s.programs.code[step] == RECEIVE_ONCE else microbatch
         free = max(free, s.tables.arrival_s[slot, column])
         if s.p.detailed is not None and s.tables.issuer[slot, column] == entry:

@@ -37,14 +37,17 @@ STEPS, ROWS, SLOTS = range(3)
 
 
 @kernel(allocates=True)
-def make_programs(p, q, runs, placed, agenda, layout):
+def make_programs(p, q, runs, placed, agenda, layout, sums):
     """Makes the programs of all lists.
+
+    Args:
+        sums: `Sums`.
 
     Returns:
         `Steps`.
     """
     n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
-    n_steps = n_reads + len(q.phase) + 3 * n_tensors
+    n_steps = n_reads + len(q.phase) + (5 if len(sums.is_summed) else 3) * n_tensors
     seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
     out = Steps(
         n=np.zeros(3, np.int64),
@@ -64,6 +67,7 @@ def make_programs(p, q, runs, placed, agenda, layout):
         slot_wire=np.empty(n_reads, np.int32),
         source=np.empty(n_reads, np.int32),
         transfer_s=np.empty(n_reads),
+        sums=sums,
     )
     number_rows(p, q, placed.device_of, out)
     for device in range(n_devices):
@@ -150,7 +154,13 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
     for k in reads(p, runs, op):
         tensor = tensor_read(p, q, runs, placed.stage_of, layout, op, p.input_item[k])
         maker = p.producer[tensor]
-        if maker >= len(placed.device_of) or placed.device_of[maker] == device:
+        if maker >= len(placed.device_of):
+            continue
+        if placed.device_of[maker] == device:
+            if q.phase[op] == OPTIMIZER_PHASE and is_summed(out, tensor):
+                n = out.n[STEPS]
+                out.code[n], out.number[n], out.reader[n] = RECEIVE, -1 - tensor, place
+                out.n[STEPS] += 1
             continue
         wire = wire_of(q, tensor, op)
         if out.slot_of[wire] < first:
@@ -202,6 +212,14 @@ def send_outputs(p, q, out, begin, op, device):
             if seconds > 0.0:
                 add_seconds(p, out, step, LATER, seconds)
             send(out, begin, out.row_of[2 * tensor + 1])
+        if is_summed(out, tensor):
+            note(out, begin, -1 - tensor)
+
+
+@kernel
+def is_summed(out, tensor):
+    """Says whether replicas sum a tensor, by its index, int."""
+    return tensor < len(out.sums.is_summed) and out.sums.is_summed[tensor] > 0
 
 
 @kernel
@@ -267,10 +285,21 @@ def send(out, begin, row):
         begin: first step of the program, int.
         row: of the tensor, int; -1 = no other device reads it.
     """
-    if row < 0:
-        return
+    if row >= 0:
+        note(out, begin, row)
+
+
+@kernel
+def note(out, begin, number):
+    """Notes in a program when what was made last is ready.
+
+    Args:
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        number: as of `Steps`, int.
+    """
     n = out.n[STEPS]
-    out.code[n], out.number[n] = SEND, row
+    out.code[n], out.number[n] = SEND, number
     for column in (FIRST, LATER):
         out.rest_s[n, column] = last_rest_s(out, begin, n, column)
     out.n[STEPS] += 1

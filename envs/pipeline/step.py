@@ -37,12 +37,13 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curve, list_of):
+def run_pipeline(p, q, runs, placed, n_microbatches, agenda, sums, until_s, peak, curve, list_of):
     """Simulates a pipelined step.
 
     Args:
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
+        sums: `Sums`; `done_s` is written.
         until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
         curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step;
@@ -53,8 +54,10 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curv
         Step time in seconds, `STUCK` where devices wait for each other.
     """
     layout = make_layout(p, q, runs, placed, agenda, list_of)
-    programs = make_programs(p, q, runs, placed, agenda, layout)
+    programs = make_programs(p, q, runs, placed, agenda, layout, sums)
     total_s, tables = run_programs(p, programs, n_microbatches, agenda)
+    if total_s > STUCK:
+        total_s = max(total_s, sums.least_s)
     if len(peak) and STUCK < total_s <= until_s:
         pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_s, peak, curve)
     return total_s
@@ -119,6 +122,8 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
         if step < 0:
             step = programs.step_ptr[each]
             agenda.start_s[entry] = UNSET
+            if len(programs.sums.begin_s) and agenda.microbatch[entry] > last:
+                clocks.free_s[device] = max(clocks.free_s[device], programs.sums.begin_s[device])
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
         while step < programs.step_ptr[each + 1]:
             if not take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
@@ -164,9 +169,19 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
         clocks.end_s[device] = max(clocks.end_s[device], end - programs.rest_s[step, column])
         return True
     if code == SEND:
-        tables.ready_s[programs.number[step], at] = clocks.free_s[device] - programs.rest_s[step, column]
+        row, made_s = programs.number[step], clocks.free_s[device] - programs.rest_s[step, column]
+        if row < 0:
+            programs.sums.done_s[-1 - row] = made_s
+            return True
+        wire = programs.row_wire[row]
+        if len(programs.sums.from_s) and wire % 2 and at == tables.ready_s.shape[1] - 1:
+            made_s = max(made_s, programs.sums.from_s[wire // 2])
+        tables.ready_s[row, at] = made_s
         return True
     slot = programs.number[step]
+    if slot < 0:
+        clocks.free_s[device] = max(clocks.free_s[device], programs.sums.from_s[-1 - slot])
+        return True
     if code == RECEIVE_ONCE:
         at = 0
     if tables.arrival_s[slot, at] == UNSET:

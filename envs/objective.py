@@ -13,8 +13,8 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.pipeline.chain import Chain
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.groups import Groups, groups_for
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.replicas import ReplicatedProblem, before_last_s, on_groups, pipelined_of
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster, stages_of
@@ -144,6 +144,7 @@ class DataParallelPipeline(NamedTuple):
         fits: whether each has the memory of the whole model.
         evaluations: steps that were simulated.
         own_batches: whether each device computes a whole batch of its own.
+        peak_bytes: greatest memory in use of a device.
     """
 
     step_s: float
@@ -151,6 +152,7 @@ class DataParallelPipeline(NamedTuple):
     fits: bool
     evaluations: int
     own_batches: bool = False
+    peak_bytes: float = 0.0
 
     @property
     def seconds_per_batch(self) -> float:
@@ -208,7 +210,9 @@ class PipelineObjective(Objective):
     def members(self) -> list[PipelinedProblem]:
         """The pipeline of each replica; the devices of placers are positions in the group of the first."""
         replicated, groups = self.pipelined, self._groups
-        return replicated.replicas(groups).members if isinstance(replicated, ReplicatedProblem) else [replicated]
+        return (
+            replicated.replicas(groups).members if isinstance(replicated, ReplicatedProblem) else [replicated]
+        )
 
     @cached_property
     def _groups(self) -> Groups:
@@ -349,10 +353,13 @@ class PipelineObjective(Objective):
         for step in data_parallel_steps(problem):
             counts = [math.ceil(count / step.n_replicas)] * step.n_replicas
             whole_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
-            found.append(DataParallelPipeline(whole_s, step.n_replicas, step.fits, step.evaluations))
+            peak = float(step.peak_bytes.max())
+            own = whole_s, step.n_replicas, step.fits, step.evaluations
+            found.append(DataParallelPipeline(*own, peak_bytes=peak))
         for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
             own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations
-            found.append(DataParallelPipeline(*own, own_batches=True))
+            peak = float(step.peak_bytes.max())
+            found.append(DataParallelPipeline(*own, own_batches=True, peak_bytes=peak))
         return min(found, key=lambda each: (not each.fits, each))
 
 

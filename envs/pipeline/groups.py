@@ -87,8 +87,8 @@ def shares_of(problem: Problem, groups: Groups, n_microbatches: int) -> tuple[in
         share, rest = divmod(n_microbatches, n_replicas)
         if rest:
             raise PipelineError(
-                f"{n_microbatches} microbatches cannot be divided equally among {n_replicas} replicas; give a "
-                f"multiple of {n_replicas}, such as {(share + 1) * n_replicas}"
+                f"{n_microbatches} microbatches cannot be divided equally among {n_replicas} replicas; give "
+                f"a multiple of {n_replicas}, such as {(share + 1) * n_replicas}"
             )
         return (share,) * n_replicas
     shares = [1] * n_replicas

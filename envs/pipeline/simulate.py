@@ -24,7 +24,7 @@ from envs.pipeline.arrays import (
 from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.stages import Stages
-from envs.pipeline.step import run_pipeline
+from envs.pipeline.step import STUCK, run_pipeline
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
@@ -32,7 +32,7 @@ from graphs.system.array_types import FloatArray, IntArray
 MOST_AGENDAS = 64
 """Agendas that are kept; on other devices, an agenda is made anew."""
 NO_SECOND_RUNS = SecondRuns(*np.zeros((3, 0), dtype=np.int64))
-NO_SUMS = Sums(np.zeros(0, dtype=np.int64), *np.zeros((3, 0)), 0.0)
+NO_SUMS = Sums(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0), 0.0)
 
 ActionColumns = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, FloatArray]
 
@@ -188,16 +188,19 @@ class PipelinedProblem:
         """
         peak = np.zeros(self.problem.n_devices)
         total_s, list_of = self._run(stages, peak)
+        self._check_ends(total_s)
         return self._pipeline_time(total_s, self._busy_s(stages, list_of), peak, self._columns(stages))
 
-    def _pipeline_time(
-        self, total_s: float, busy_s: FloatArray, peak: FloatArray, columns: ActionColumns
-    ) -> PipelineTime:
-        if total_s < 0:
+    def _check_ends(self, total_s: float) -> None:
+        if total_s == STUCK:
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 "other; place each backward op where the forward ops are that it belongs to"
             )
+
+    def _pipeline_time(
+        self, total_s: float, busy_s: FloatArray, peak: FloatArray, columns: ActionColumns
+    ) -> PipelineTime:
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
@@ -259,5 +262,3 @@ class PipelinedProblem:
         n_devices = self.problem.n_devices
         found = np.bincount(device[ops], op_s, n_devices) + np.bincount(adder, sum_s, n_devices)
         return found.astype(np.float64)
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,7 +56,12 @@ class _Held(_Plain):
 
 
 def plain_replicas(
-    problem: Problem, parts: Sequence[Problem], pipelines: Sequence[Pipeline], stages: Stages, groups, shard: bool
+    problem: Problem,
+    parts: Sequence[Problem],
+    pipelines: Sequence[Pipeline],
+    stages: Stages,
+    groups,
+    shard: bool,
 ) -> PlainReplicas | None:
     """Simulates a step of replicas.
 
@@ -67,7 +72,9 @@ def plain_replicas(
     graph, first = problem.graph, [_Held(*each, stages) for each in zip(parts, pipelines, strict=True)]
     if any(each.run() is None for each in first):
         return None
-    made = [tensor for tensor in range(graph.n_tensors) if graph.phases[_maker(first[0], tensor)] == "backward"]
+    made = [
+        tensor for tensor in range(graph.n_tensors) if graph.phases[_maker(first[0], tensor)] == "backward"
+    ]
     gradients = [tensor for tensor in made if first[0].is_gradient(tensor)]
     if "optimizer" not in graph.phases:
         gradients = [tensor for tensor in made if not first[0].readers[tensor]]
@@ -99,8 +106,16 @@ def _sum(problem, replicas, tensors, position, ring, shard):
     done, ended = [], []
     for plain in replicas:
         last = plain.count - 1
-        names = [("add", each, last) for each in tensors], [("op", _maker(plain, each), last) for each in tensors]
-        done.append({t: max(plain.step.finish_s.get(n, 0.0) for n in pair) for t, *pair in zip(tensors, *names)})
+        names = (
+            [("add", each, last) for each in tensors],
+            [("op", _maker(plain, each), last) for each in tensors],
+        )
+        done.append(
+            {
+                t: max(plain.step.finish_s.get(n, 0.0) for n in pair)
+                for t, *pair in zip(tensors, *names, strict=True)
+            }
+        )
         before = [
             finish
             for name, finish in plain.step.finish_s.items()
@@ -121,7 +136,11 @@ def _sum(problem, replicas, tensors, position, ring, shard):
     busy = [[] for _ in replicas]  # spans of sums
     for bucket in buckets if tensors else ():
         size = sum(float(problem.graph.tensor_bytes[tensor]) for tensor in bucket)
-        ready = max(_slowed(each[t], spans, factor) for each, spans, factor in zip(done, busy, slow) for t in bucket)
+        ready = max(
+            _slowed(each[t], spans, factor)
+            for each, spans, factor in zip(done, busy, slow, strict=True)
+            for t in bucket
+        )
         start = max(now_s, ready)
         now_s = start + _ring_s(problem, ring, size, shard)
         for spans in busy:

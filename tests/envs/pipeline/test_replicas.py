@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.objective import PipelineObjective
-from envs.pipeline.groups import groups_for, part_of, sharded, shares_of
+from envs.pipeline.groups import part_of, sharded, shares_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.replicas import on_groups, pipelined_of
 from envs.problem import Problem

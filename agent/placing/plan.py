@@ -391,7 +391,7 @@ class PipelinePlan(Plan):
         return PipelineRunner(self.pipeline_stages(module), devices, **settings)
 
     def __str__(self) -> str:
-        n_others = len(self.best_steps.keys() - {self.pipeline.replicas, self.cluster.n_devices})
+        n_others = len(self.best_steps.keys() - {self.pipeline.replicas})
         advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps()) + n_others]
         bound = f"at least {in_ms(self.lower_bound_s)} is needed"
         lines = [advice, f"{self._where}: {shape}", *paces, bound, self._ops_line(), self._host_line()]

@@ -24,8 +24,8 @@ from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 NAME_CHARS, OP_CHARS = 12, 20
-PARALLEL = "data parallelism"
-SIMPLEST_FIRST = {name: rank for rank, name in enumerate(("one device", "the pipeline", PARALLEL))}
+PIPELINE, PARALLEL = "the pipeline", "data parallelism"
+SIMPLEST_FIRST = {name: rank for rank, name in enumerate(("one device", PIPELINE, PARALLEL))}
 NO_OTHERS: Mapping[Any, PipelineTime] = {}
 
 
@@ -101,16 +101,16 @@ def pipeline_advice(
     n_stages: int,
     step: PipelineTime,
     baselines: PipelineBaselines,
-    n_replicas: int = 1,
+    own: str = PIPELINE,
     others: Mapping[str, PipelineTime] = NO_OTHERS,
 ) -> str:
     """Says what to use: pipelines, one device or data parallelism; then by how much it is faster.
 
     Args:
+        own: what the step's pipeline, or its replicas, are called.
         others: steps of other numbers of replicas by what they are called.
     """
-    own = "the pipeline" if n_replicas == 1 else f"{n_replicas} replicas of the pipeline"
-    steps = {own: (step.total_s, step.fits)} if n_stages > 1 else {}
+    steps = {own: (step.total_s, step.fits)} if n_stages > 1 or own != PIPELINE else {}
     steps |= {name: (each.total_s, each.fits) for name, each in others.items()} | baselines.steps()
     seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
     simplest = sorted(steps, key=lambda name: "replicas" in name)
@@ -138,15 +138,16 @@ def pipeline_lines(
     pipeline, n_stages, n_devices = objective.pipeline, len(stages.devices), objective.problem.n_devices
     count = int(pipeline.replicas)
     others = {
-        "one pipeline" if number == 1 else f"{number} replicas of pipelines": best_steps[number]
-        for number in sorted(map(int, best_steps.keys() - {count, n_devices}))
+        _called(number, n_devices, "pipelines" if number > 1 else "one pipeline"): best_steps[number]
+        for number in sorted(map(int, best_steps.keys() - {count}))
     }
     shape = f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}"
     if count > 1:
         shape = f"{count} replicas of {shape}" + ", optimizer sharded" * pipeline.shard_optimizer
     elif not others and any(n_devices % divisor == 0 for divisor in range(2, n_devices)):
         shape += "; replicas not compared (replicas='auto')"
-    lines = [pipeline_advice(n_stages, step, objective.baselines, count, others), shape]
+    own = _called(count, n_devices, PIPELINE)
+    lines = [pipeline_advice(n_stages, step, objective.baselines, own, others), shape]
     lines += _pace_lines(objective, step, others)
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
     are_alike = len(set(objective.members)) == 1
@@ -161,15 +162,21 @@ def pipeline_lines(
     return lines
 
 
+def _called(n_replicas: int, n_devices: int, pipelines: str) -> str:
+    if n_replicas == 1:
+        return pipelines
+    return f"{n_replicas} replicas of {pipelines if n_replicas < n_devices else 'one device'}"
+
+
 def _pace_lines(
     objective: PipelineObjective, step: PipelineTime, others: Mapping[str, PipelineTime]
 ) -> list[str]:
-    """Says the pace and the most memory of a device: of the pipeline, what it is compared with, and others."""
+    """Says the pace and the most memory of a device, of the pipeline and what it is compared with."""
     baselines, parallel, lines = objective.baselines, objective.baselines.data_parallel, []
     on = f" on {parallel.n_replicas} device{'s' * (parallel.n_replicas > 1)}"
     own = ", each a whole batch of its own" if parallel.own_batches else ""
     steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
-    told = {"pipeline": f", {step.bubble_share:.0%} idle", "one device": baselines.uncut}
+    told = {"pipeline": f", {step.bubble_share:.0%} idle", "one device": baselines.uncut, PARALLEL: own}
     peaks = {"pipeline": step.peak_bytes, "one device": baselines.single.peak_bytes}
     for name, other in others.items():
         steps[name], peaks[name] = (other.total_s, other.fits), other.peak_bytes
@@ -177,9 +184,7 @@ def _pace_lines(
         pace = f"{four_digits(objective.pipeline.microbatches / step_s)} microbatches a second"
         given = (on if name == PARALLEL else "") + ("" if fits else ", had it the memory")
         peak = f"{np.max(peaks.get(name, parallel.peak_bytes)) / GIB:.3g} GiB"
-        lines.append(
-            f"{name}: {pace}, {in_ms(step_s)} a step{given}{told.get(name, own if name == PARALLEL else '')}, {peak}"
-        )
+        lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}{told.get(name, '')}, {peak}")
     return lines
 
 

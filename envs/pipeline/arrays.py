@@ -27,6 +27,9 @@ RUN, SEND, RECEIVE, RECEIVE_ONCE = range(4)
 """Steps of a program: run ops; note when a tensor is ready to be sent; wait for a tensor from another device,
 of the microbatch or, `ONCE`, one that all microbatches share."""
 
+DONE, FROM = range(2)
+"""Rows of `Sums.times_s`; `FROM` is when the sum over replicas is there."""
+
 FIRST, LATER = range(2)
 """Columns of `Steps` and `Agenda`: the first microbatch and all others."""
 
@@ -72,8 +75,7 @@ class Sums(NamedTuple):
     """The gradients that replicas of the pipeline sum; arrays without entries = there is one replica."""
 
     is_summed: IntArray  # (n_first_tensors,) 1 = replicas sum it
-    done_s: FloatArray  # (n_first_tensors,) when its last accumulation ends; written
-    from_s: FloatArray  # (n_first_tensors,) when the sum over replicas is there
+    times_s: FloatArray  # (2, n_first_tensors) rows `DONE` (end of its last accumulation; written) and `FROM`
     begin_s: FloatArray  # (n_devices,) the updates of a device start no sooner
     least_s: float  # seconds of the step at least
 
@@ -106,7 +108,6 @@ class Steps(NamedTuple):
     slot_wire: NDArray[np.int32]  # (n_slots,)
     source: NDArray[np.int32]  # (n_slots,) device that it comes from
     transfer_s: FloatArray  # (n_slots,) seconds of the transfer from that device
-    sums: Sums
 
 
 class Tables(NamedTuple):

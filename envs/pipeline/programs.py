@@ -67,7 +67,6 @@ def make_programs(p, q, runs, placed, agenda, layout, sums):
         slot_wire=np.empty(n_reads, np.int32),
         source=np.empty(n_reads, np.int32),
         transfer_s=np.empty(n_reads),
-        sums=sums,
     )
     number_rows(p, q, placed.device_of, out)
     for device in range(n_devices):
@@ -76,9 +75,9 @@ def make_programs(p, q, runs, placed, agenda, layout, sums):
         for each in range(begin, updates + 1):
             known = begin if each < backward or each == updates else backward
             for place in range(layout.ptr[each], layout.ptr[each + 1]):
-                receive_inputs(p, q, runs, placed, layout, out, device, each, known, place)
+                receive_inputs(p, q, runs, placed, layout, out, sums.is_summed, device, each, known, place)
                 add_op(p, out, out.step_ptr[each], layout.op[place], device)
-                send_outputs(p, q, out, out.step_ptr[each], layout.op[place], device)
+                send_outputs(p, q, out, sums.is_summed, out.step_ptr[each], layout.op[place], device)
             out.step_ptr[each + 1] = out.n[STEPS]
         out.step_ptr[updates + 2] = out.n[STEPS]
         out.slot_ptr[device + 1] = out.n[SLOTS]
@@ -139,11 +138,12 @@ def tensor_read(p, q, runs, stage_of, layout, op, tensor):
 
 
 @kernel
-def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
+def receive_inputs(p, q, runs, placed, layout, out, is_summed, device, each, known, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
         out: `Steps`; written.
+        is_summed: as of `Sums`.
         device: index, int.
         each: list of the op, int.
         known: from the first list of the device up to this one, what was received is known in `each`, int.
@@ -157,7 +157,7 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
         if maker >= len(placed.device_of):
             continue
         if placed.device_of[maker] == device:
-            if q.phase[op] == OPTIMIZER_PHASE and is_summed(out, tensor):
+            if len(is_summed) and q.phase[op] == OPTIMIZER_PHASE and is_summed[tensor]:
                 n = out.n[STEPS]
                 out.code[n], out.number[n], out.reader[n] = RECEIVE, -1 - tensor, place
                 out.n[STEPS] += 1
@@ -194,11 +194,12 @@ def add_op(p, out, begin, op, device):
 
 
 @kernel
-def send_outputs(p, q, out, begin, op, device):
+def send_outputs(p, q, out, is_summed, begin, op, device):
     """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
 
     Args:
         out: `Steps`; written.
+        is_summed: as of `Sums`.
         begin: first step of the program, int.
         op, device: indices, int.
     """
@@ -212,14 +213,8 @@ def send_outputs(p, q, out, begin, op, device):
             if seconds > 0.0:
                 add_seconds(p, out, step, LATER, seconds)
             send(out, begin, out.row_of[2 * tensor + 1])
-        if is_summed(out, tensor):
+        if tensor < len(is_summed) and is_summed[tensor]:
             note(out, begin, -1 - tensor)
-
-
-@kernel
-def is_summed(out, tensor):
-    """Says whether replicas sum a tensor, by its index, int."""
-    return tensor < len(out.sums.is_summed) and out.sums.is_summed[tensor] > 0
 
 
 @kernel

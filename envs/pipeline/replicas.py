@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.pipeline.arrays import PipelineArrays, Sums, pipeline_arrays
+from envs.pipeline.arrays import DONE, FROM, PipelineArrays, Sums, pipeline_arrays
 from envs.pipeline.groups import Groups, groups_for, part_of, sharded, shares_of, updated_bytes
 from envs.pipeline.pipeline import ONE_F_ONE_B, Pipeline, PipelineError
 from envs.pipeline.simulate import NO_SUMS, ActionColumns, PipelinedProblem, PipelineTime
@@ -121,12 +121,12 @@ class Replicas:
     def _sums(self, stages: Stages) -> tuple[float, list[Sums]] | None:
         """Finds when the last sum is there, and when each is and each replica may start its updates."""
         n_tensors = self.problem.graph.n_tensors
-        is_summed, from_s, last_s = np.zeros(n_tensors, dtype=np.int64), np.zeros(n_tensors), 0.0
+        is_summed, last_s = np.zeros(n_tensors, dtype=np.int64), 0.0
         is_summed[self._summed] = 1
         of_member, ended_s = list[Sums](), []
         for member in self._distinct:
             begin_s = np.zeros(member.problem.n_devices)
-            of_member.append(Sums(is_summed, np.zeros(n_tensors), from_s, begin_s, 0.0))
+            of_member.append(Sums(is_summed, np.zeros((2, n_tensors)), begin_s, 0.0))
             if member._run(stages, np.zeros(0), sums=of_member[-1])[0] == STUCK:
                 return None
             ended_s.append(member.end_s(stages, before_updates=True))
@@ -135,10 +135,11 @@ class Replicas:
         maker = stages.device_of[self.problem.graph.tensor_producer[self._summed]]
         for position in np.unique(maker).tolist():
             tensors = self._summed[maker == position]
-            done_s = np.array([sums.done_s[tensors] for sums in of_member])
+            done_s = np.array([sums.times_s[DONE, tensors] for sums in of_member])
             arrived_s, computed_s = self._summed_s(position, tensors, done_s, np.array(ended_s)[:, position])
-            from_s[tensors], last_s = arrived_s, max(last_s, float(arrived_s.max()))
+            last_s = max(last_s, float(arrived_s.max()))
             for sums, end_s in zip(of_member, computed_s.tolist(), strict=True):
+                sums.times_s[FROM, tensors] = arrived_s
                 sums.begin_s[position] = end_s + self.problem.cluster.op_gap_s if end_s else 0.0
         return last_s, of_member
 

@@ -32,7 +32,7 @@ from graphs.system.array_types import FloatArray, IntArray
 MOST_AGENDAS = 64
 """Agendas that are kept; on other devices, an agenda is made anew."""
 NO_SECOND_RUNS = SecondRuns(*np.zeros((3, 0), dtype=np.int64))
-NO_SUMS = Sums(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0), 0.0)
+NO_SUMS = Sums(np.zeros(0, dtype=np.int64), np.zeros((2, 0)), np.zeros(0), 0.0)
 
 ActionColumns = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, FloatArray]
 

@@ -131,8 +131,10 @@ def _check_before_capture(
         return None
     if config.pipeline and (run.measured or run.fidelity):
         raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
-    if AUTO in (config.pipeline, config.split):
-        raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
+    if AUTO in (config.pipeline, config.split, config.replicas):
+        raise EvaluationError(
+            "--profile times one microbatch; give a schedule, --split N and --replicas N, not auto"
+        )
     from agent.evaluation.measured.session import MeasuringSession, check_can_measure
 
     load_plugins(config.plugin)

@@ -142,6 +142,17 @@ class EvaluationConfig(Settings, error=EvaluationError):
         most=MAX_MICROBATCHES,
         default_text="those of --split, or 8",
     )
+    replicas: str | None = option(
+        None,
+        "groups of devices that each run the pipeline on a share of the microbatches; auto: of the numbers "
+        "that divide devices and microbatches, that of the shortest step",
+        group=PLACERS,
+        metavar="N|auto",
+        default_text="1",
+    )
+    shard_optimizer: bool = option(
+        False, "divide the optimizer's states and updates among replicas (ZeRO-1)", group=PLACERS
+    )
     placers: tuple[str, ...] | None = option(
         None, "names, data-parallel, or all", group=PLACERS, default_text="all; none with --placements"
     )

@@ -23,6 +23,7 @@ from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.objective import PIPELINE, STEP, Objective, PipelineObjective, kind_of
 from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelineTime
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
@@ -100,8 +101,9 @@ def place(
             (`none`). None = as the cluster says; calibrated presets count an eager host.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
-            `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step. Stages
-            may be recomputed if memory binds.
+            `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step, and so
+            is the number of `replicas` that divide devices and microbatches. Stages may be recomputed if
+            memory binds.
         split: number of microbatches into which the inputs, which are a whole batch, are cut. `auto` captures
             and tries at most 5 divisors of the batch. All that is tried shares the budget equally.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
@@ -188,6 +190,11 @@ def place(
         captured=captured_and_graph(made.microbatches if made else 1)[0],
         batch_dim=batch_dim,
         tried=tuple(map(str, tried)) if made else (),
+        best_steps={
+            each.pipeline.replicas: each.result.step_time
+            for each in reversed(tried)
+            if each.pipeline and isinstance(each.result.step_time, PipelineTime)
+        },
     )
 
 

@@ -27,6 +27,9 @@ RUN, SEND, RECEIVE, RECEIVE_ONCE = range(4)
 """Steps of a program: run ops; note when a tensor is ready to be sent; wait for a tensor from another device,
 of the microbatch or, `ONCE`, one that all microbatches share."""
 
+DONE, FROM = range(2)
+"""Rows of `Sums.times_s`; `FROM` is when the sum over replicas is there."""
+
 FIRST, LATER = range(2)
 """Columns of `Steps` and `Agenda`: the first microbatch and all others."""
 
@@ -69,6 +72,15 @@ class OpLists(NamedTuple):
     list_of: NDArray[np.int32]  # (n_ops,) -1 = in none
 
 
+class Sums(NamedTuple):
+    """The gradients that replicas of the pipeline sum; arrays without entries = there is one replica."""
+
+    is_summed: IntArray  # (n_first_tensors,) 1 = replicas sum it
+    times_s: FloatArray  # (2, n_first_tensors) rows `DONE` (end of its last accumulation; written) and `FROM`
+    begin_s: FloatArray  # (n_devices,) the updates of a device start no sooner
+    least_s: float  # seconds of the step at least
+
+
 class Steps(NamedTuple):
     """The programs of all lists of a step, and the tensors that go from device to device.
 
@@ -76,7 +88,8 @@ class Steps(NamedTuple):
     as the first microbatch adds no gradients: `FIRST` and `LATER`.
 
     What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches. A
-    wire that is sent has a row; where it is received, it has a slot.
+    wire that is sent has a row; where it is received, it has a slot. Where replicas sum a gradient, `SEND` of
+    number `-1 - tensor` notes when it is done, and `RECEIVE` of that number waits for the sum.
     """
 
     n: IntArray  # (3,) steps, rows and slots so far

@@ -37,14 +37,17 @@ STEPS, ROWS, SLOTS = range(3)
 
 
 @kernel(allocates=True)
-def make_programs(p, q, runs, placed, agenda, layout):
+def make_programs(p, q, runs, placed, agenda, layout, sums):
     """Makes the programs of all lists.
+
+    Args:
+        sums: `Sums`.
 
     Returns:
         `Steps`.
     """
     n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
-    n_steps = n_reads + len(q.phase) + 3 * n_tensors
+    n_steps = n_reads + len(q.phase) + (6 if len(sums.is_summed) else 3) * n_tensors
     seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
     slots, n_queued = np.empty((5, n_reads), np.int32), 2 * n_tensors if q.is_egress else 0
     out = Steps(
@@ -76,10 +79,12 @@ def make_programs(p, q, runs, placed, agenda, layout):
         backward = begin + (updates - begin) // N_KINDS
         for each in range(begin, updates + 1):
             known = begin if each < backward or each == updates else backward
+            if each == updates and q.is_egress:
+                queue_sums(p, placed.device_of, out, sums.is_summed, device)
             for place in range(layout.ptr[each], layout.ptr[each + 1]):
-                receive_inputs(p, q, runs, placed, layout, out, device, each, known, place)
+                receive_inputs(p, q, runs, placed, layout, out, sums.is_summed, device, each, known, place)
                 add_op(p, out, out.step_ptr[each], layout.op[place], device)
-                send_outputs(p, q, out, out.step_ptr[each], layout.op[place], device)
+                send_outputs(p, q, out, sums.is_summed, out.step_ptr[each], layout.op[place], device)
             out.step_ptr[each + 1] = out.n[STEPS]
         out.step_ptr[updates + 2] = out.n[STEPS]
         out.slot_ptr[device + 1] = out.n[SLOTS]
@@ -145,11 +150,12 @@ def tensor_read(p, q, runs, stage_of, layout, op, tensor):
 
 
 @kernel
-def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
+def receive_inputs(p, q, runs, placed, layout, out, is_summed, device, each, known, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
         out: `Steps`; written.
+        is_summed: as of `Sums`.
         device: index, int.
         each: list of the op, int.
         known: from the first list of the device up to this one, what was received is known in `each`, int.
@@ -160,7 +166,13 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
     for k in reads(p, runs, op):
         tensor = tensor_read(p, q, runs, placed.stage_of, layout, op, p.input_item[k])
         maker = p.producer[tensor]
-        if maker >= len(placed.device_of) or placed.device_of[maker] == device:
+        if maker >= len(placed.device_of):
+            continue
+        if placed.device_of[maker] == device:
+            if len(is_summed) and q.phase[op] == OPTIMIZER_PHASE and is_summed[tensor]:
+                n = out.n[STEPS]
+                out.code[n], out.number[n], out.reader[n] = RECEIVE, -1 - tensor, place
+                out.n[STEPS] += 1
             continue
         wire = wire_of(q, tensor, op)
         if out.slot_of[wire] < first:
@@ -197,11 +209,12 @@ def add_op(p, out, begin, op, device):
 
 
 @kernel
-def send_outputs(p, q, out, begin, op, device):
+def send_outputs(p, q, out, is_summed, begin, op, device):
     """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
 
     Args:
         out: `Steps`; written.
+        is_summed: as of `Sums`.
         begin: first step of the program, int.
         op, device: indices, int.
     """
@@ -215,6 +228,23 @@ def send_outputs(p, q, out, begin, op, device):
             if seconds > 0.0:
                 add_seconds(p, out, step, LATER, seconds)
             send(out, begin, out.row_of[2 * tensor + 1])
+        if tensor < len(is_summed) and is_summed[tensor]:
+            note(out, begin, -1 - tensor)
+
+
+@kernel
+def queue_sums(p, device_of, out, is_summed, device):
+    """Sends the gradients that replicas sum; before all updates, as the sums come after the actions.
+
+    Args:
+        device_of: device of each op, int64 (n_first_ops,).
+        out: `Steps`; written.
+        is_summed: as of `Sums`.
+        device: index, int.
+    """
+    for tensor in range(len(is_summed)):
+        if is_summed[tensor] and device_of[p.producer[tensor]] == device:
+            send(out, out.n[STEPS], out.row_of[2 * tensor + 1])
 
 
 @kernel
@@ -280,10 +310,21 @@ def send(out, begin, row):
         begin: first step of the program, int.
         row: of the tensor, int; -1 = no other device reads it.
     """
-    if row < 0:
-        return
+    if row >= 0:
+        note(out, begin, row)
+
+
+@kernel
+def note(out, begin, number):
+    """Notes in a program when what was made last is ready.
+
+    Args:
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        number: as of `Steps`, int.
+    """
     n = out.n[STEPS]
-    out.code[n], out.number[n] = SEND, row
+    out.code[n], out.number[n] = SEND, number
     for column in (FIRST, LATER):
         out.rest_s[n, column] = last_rest_s(out, begin, n, column)
     out.n[STEPS] += 1

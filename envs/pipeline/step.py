@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import RECEIVE_ONCE, RUN, SEND, UNSET, Tables
+from envs.pipeline.arrays import DONE, FROM, RECEIVE_ONCE, RUN, SEND, UNSET, Tables
 from envs.pipeline.layout import make_layout
 from envs.pipeline.memory import pipeline_memory
 from envs.pipeline.programs import ROWS, SLOTS, make_programs
@@ -37,12 +37,13 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curve, list_of):
+def run_pipeline(p, q, runs, placed, n_microbatches, agenda, sums, until_s, peak, curve, list_of):
     """Simulates a pipelined step.
 
     Args:
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
+        sums: `Sums`; `times_s` is written.
         until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
         curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step;
@@ -53,19 +54,24 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curv
         Step time in seconds, `STUCK` where devices wait for each other.
     """
     layout = make_layout(p, q, runs, placed, agenda, list_of)
-    programs = make_programs(p, q, runs, placed, agenda, layout)
-    total_s, tables = run_programs(p, q, programs, n_microbatches, agenda)
+    programs = make_programs(p, q, runs, placed, agenda, layout, sums)
+    total_s, tables = run_programs(p, q, programs, n_microbatches, agenda, sums)
+    if total_s > STUCK:
+        total_s = max(total_s, sums.least_s)
     if len(peak) and STUCK < total_s <= until_s:
-        pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_s, peak, curve)
+        pipeline_memory(
+            p, q, runs, placed, agenda, layout, programs, tables, sums.times_s, total_s, peak, curve
+        )
     return total_s
 
 
 @kernel(allocates=True)
-def run_programs(p, q, programs, n_microbatches, agenda):
+def run_programs(p, q, programs, n_microbatches, agenda, sums):
     """Runs the programs of all devices.
 
     Args:
         n_microbatches: int.
+        sums: `Sums`; `times_s` is written.
         agenda: `Agenda`; the times are written.
 
     Returns:
@@ -94,16 +100,17 @@ def run_programs(p, q, programs, n_microbatches, agenda):
     while moved and left:
         moved, left = False, 0
         for device in range(n_devices):
-            moved |= advance_device(p, agenda, programs, device, clocks, free, tables)
+            moved |= advance_device(p, agenda, programs, sums, device, clocks, free, tables)
             left += clocks.entry[device] < agenda.ptr[device + 1]
     return STUCK if left else clocks.end_s.max(), tables
 
 
 @kernel
-def advance_device(p, agenda, programs, device, clocks, free, tables):
+def advance_device(p, agenda, programs, sums, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
     Args:
+        sums: `Sums`; `times_s` is written.
         agenda: `Agenda`; the times are written.
         device: index, int.
         clocks: `Clocks`; written.
@@ -122,9 +129,11 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
         if step < 0:
             step = programs.step_ptr[each]
             agenda.start_s[entry] = UNSET
+            if len(sums.begin_s) and agenda.microbatch[entry] > last:
+                clocks.free_s[device] = max(clocks.free_s[device], sums.begin_s[device])
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
         while step < programs.step_ptr[each + 1]:
-            if not take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+            if not take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
                 clocks.step[device] = step
                 return moved
             step += 1
@@ -139,10 +148,11 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
 
 
 @kernel(inline=True)
-def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
     """Takes one step of a program.
 
     Args:
+        sums: `Sums`; `times_s` is written.
         agenda: `Agenda`; the start of the entry is written.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
@@ -167,12 +177,24 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
         clocks.end_s[device] = max(clocks.end_s[device], end - programs.rest_s[step, column])
         return True
     if code == SEND:
-        row = programs.number[step]
-        tables.ready_s[row, at] = clocks.free_s[device] - programs.rest_s[step, column]
+        row, made_s = programs.number[step], clocks.free_s[device] - programs.rest_s[step, column]
+        if row < 0:
+            sums.times_s[DONE, -1 - row] = made_s
+            return True
+        last, tensor = tables.ready_s.shape[1] - 1, programs.row_wire[row] // 2
+        is_sum = at == last and programs.row_wire[row] % 2 == 1 and tensor < len(sums.is_summed)
+        if is_sum and sums.is_summed[tensor] and agenda.microbatch[entry] <= last:  # queued with the updates
+            tables.ready_s[row, at] = max(made_s, sums.times_s[FROM, tensor])
+            return True
+        if not is_sum or not sums.is_summed[tensor]:
+            tables.ready_s[row, at] = made_s
         if len(programs.first_slot):
             queue_copies(p, programs, row, at, entry, clocks, free, tables)
         return True
     slot = programs.number[step]
+    if slot < 0:
+        clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, -1 - slot])
+        return True
     if code == RECEIVE_ONCE:
         at = 0
     if tables.arrival_s[slot, at] == UNSET:

@@ -14,7 +14,12 @@ KEPT_DTYPES = ("fp32", "bf16", "fp16")
 
 
 class Gpu(NamedTuple):
-    """The least compute capability of the GPUs that run a step, and the precision that costs one in fp32."""
+    """The GPUs that run a step.
+
+    Attributes:
+        capability: least compute capability.
+        precision: precision that costs a step in fp32.
+    """
 
     capability: float = 8.0
     precision: str | None = None

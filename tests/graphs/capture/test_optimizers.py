@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from graphs.capture.capture import CaptureError, capture, capture_step
-from graphs.capture.optimizers import NAMED, UpdateRule
+from graphs.optimizers import NAMED, UpdateRule
 from graphs.step_settings import OPTIMIZERS
 from tests.graphs.capture.capture_cases import op
 

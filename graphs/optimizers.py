@@ -34,7 +34,7 @@ elements of a sample, since 8-bit optimizers keep smaller parameters in 32 bits.
 
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
-    """How some parameters are updated.
+    """A way to update some parameters.
 
     Attributes:
         kind: class of the optimizer.
@@ -115,7 +115,7 @@ def _held_bytes(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Updates:
-    """What a training step keeps and moves of its parameters beside the weights.
+    """All that a training step keeps and moves of its parameters beside the weights.
 
     Optimizers update master weights in place of narrower ones, which are then copies: 18 bytes of a weight in
     bf16 with Adam and gradients in fp32, as in Megatron. nanotron keeps 20, as a gradient in bf16 stays until

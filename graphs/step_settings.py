@@ -57,3 +57,8 @@ division, clamping and root (2 each), the product with the gradient (3), the nor
 
 Source: `torch/optim/{adam,adamw,sgd,_adafactor}.py` of PyTorch 2.13; Shazeer and Stern 2018, "Adafactor".
 """
+OPTIMIZER_NAMES = (
+    *OPTIMIZERS,
+    *("muon", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam", "rprop", "asgd", "sparseadam"),
+)
+"""The optimizers of `torch.optim` that have names here."""

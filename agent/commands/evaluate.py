@@ -22,7 +22,7 @@ from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
 from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
-from agent.placing.fits import Fit, fits
+from agent.placing.fits import MemoryAnswer, fits
 from agent.placing.trial_runner import compile_jobs
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO
@@ -95,7 +95,7 @@ def _main(words: Sequence[str]) -> int:
     return 1 if found.failures else 0
 
 
-def _fit(config: EvaluationConfig) -> Fit:
+def _fit(config: EvaluationConfig) -> MemoryAnswer:
     """Answers whether training the model of an evaluation fits on its cluster."""
     clusters = config.cluster or (DEFAULT_CLUSTER,)
     is_other = config.inference or config.prompt or config.split or config.pipeline

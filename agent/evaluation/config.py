@@ -9,7 +9,7 @@ from agent.placing.request import BUDGET
 from envs.cluster.host import HOSTS
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE
-from graphs.step_settings import GRANULARITIES, KEPT_DTYPES, PRECISIONS
+from graphs.step_settings import GRANULARITIES, KEPT_DTYPES, OPTIMIZER_NAMES, PRECISIONS
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.system.settings import Settings, option
@@ -185,6 +185,11 @@ class EvaluationConfig(Settings, error=EvaluationError):
     orders: tuple[str, ...] = option(
         ("topo",), "orders in which policies visit ops, or all", group=POLICY, some=True
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer.partition(":")[0] not in OPTIMIZER_NAMES:
+            raise EvaluationError(f"optimizer is '{self.optimizer}'; use {' or '.join(OPTIMIZER_NAMES)}")
 
     @property
     def capture_settings(self) -> dict[str, Any]:

@@ -148,6 +148,8 @@ def place(
     chosen = cluster if isinstance(cluster, Cluster) else get_or_measure_cluster(os.fspath(cluster))
     chosen = with_host(chosen, checked(InputError, "host", host, str, NoneType))
     _check_model(model, inputs, split)
+    if isinstance(model, OpGraph) and (master_weights or gradient_dtype):
+        raise InputError("master_weights and gradient_dtype: a graph keeps what it was captured with")
     request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
     kind, limits = kind_of(request.wanted), request.limits
     placer = placer or DEFAULT_PLACER[kind]

@@ -17,7 +17,7 @@ import numpy as np
 from envs.pipeline.arrays import DONE, FROM, RECEIVE_ONCE, RUN, SEND, UNSET, Tables
 from envs.pipeline.layout import make_layout
 from envs.pipeline.memory import pipeline_memory
-from envs.pipeline.programs import ROWS, SLOTS, make_programs
+from envs.pipeline.programs import NOBODY, ROWS, SLOTS, make_programs
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, TRANSFER_GAP_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
@@ -176,7 +176,7 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
     if code == SEND:
         row, made_s = programs.number[step], clocks.free_s[device] - programs.rest_s[step, column]
         if row < 0:
-            sums.times_s[DONE, -1 - row] = made_s
+            sums.times_s[DONE, NOBODY - 1 - row] = made_s
             return True
         wire = programs.row_wire[row]
         if len(sums.is_summed) and wire % 2 and at == tables.ready_s.shape[1] - 1:
@@ -185,7 +185,7 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
         return True
     slot = programs.number[step]
     if slot < 0:
-        clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, -1 - slot])
+        clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, NOBODY - 1 - slot])
         return True
     if code == RECEIVE_ONCE:
         at = 0

@@ -89,7 +89,7 @@ class Steps(NamedTuple):
 
     What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches. A
     wire that is sent has a row; where it is received, it has a slot. Where replicas sum a gradient, `SEND` of
-    number `-1 - tensor` notes when it is done, and `RECEIVE` of that number waits for the sum.
+    number `-2 - tensor` notes when it is done, and `RECEIVE` of that number waits for the sum.
     """
 
     n: IntArray  # (3,) steps, rows and slots so far

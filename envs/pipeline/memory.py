@@ -27,7 +27,7 @@ from envs.pipeline.ledger import (
     note_lists,
     note_ops,
 )
-from envs.pipeline.programs import ROWS, SLOTS
+from envs.pipeline.programs import NOBODY, ROWS, SLOTS
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from envs.simulator.memory import raise_curve
 from graphs.system.jit import kernel
@@ -190,7 +190,7 @@ def receive(s, entry, step, microbatch, free, host):
     if s.programs.code[step] >= RECEIVE:
         slot = s.programs.number[step]
         if slot < 0:
-            return max(free, s.times_s[FROM, -1 - slot]), host
+            return max(free, s.times_s[FROM, NOBODY - 1 - slot]), host
         column = 0 if s.programs.code[step] == RECEIVE_ONCE else microbatch
         free = max(free, s.tables.arrival_s[slot, column])
         if s.p.detailed is not None and s.tables.issuer[slot, column] == entry:

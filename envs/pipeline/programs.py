@@ -34,6 +34,8 @@ from graphs.system.jit import kernel
 
 STEPS, ROWS, SLOTS = range(3)
 """Columns of `Steps.n`."""
+NOBODY = -1
+"""Row of what no other device reads."""
 
 
 @kernel(allocates=True)
@@ -82,9 +84,14 @@ def make_programs(p, q, runs, placed, agenda, layout, sums):
             if each == updates and q.is_egress:
                 queue_sums(p, placed.device_of, out, sums.is_summed, device)
             for place in range(layout.ptr[each], layout.ptr[each + 1]):
-                receive_inputs(p, q, runs, placed, layout, out, sums.is_summed, device, each, known, place)
+                if each == updates and len(sums.is_summed):
+                    wait_for_sums(p, placed, out, sums.is_summed, layout.op[place], device, place)
+                receive_inputs(p, q, runs, placed, layout, out, device, each, known, place)
                 add_op(p, out, out.step_ptr[each], layout.op[place], device)
-                send_outputs(p, q, out, sums.is_summed, out.step_ptr[each], layout.op[place], device)
+                if len(sums.is_summed):
+                    send_and_note(p, q, out, sums.is_summed, out.step_ptr[each], layout.op[place], device)
+                else:
+                    send_outputs(p, q, out, out.step_ptr[each], layout.op[place], device)
             out.step_ptr[each + 1] = out.n[STEPS]
         out.step_ptr[updates + 2] = out.n[STEPS]
         out.slot_ptr[device + 1] = out.n[SLOTS]
@@ -150,12 +157,11 @@ def tensor_read(p, q, runs, stage_of, layout, op, tensor):
 
 
 @kernel
-def receive_inputs(p, q, runs, placed, layout, out, is_summed, device, each, known, place):
+def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
         out: `Steps`; written.
-        is_summed: as of `Sums`.
         device: index, int.
         each: list of the op, int.
         known: from the first list of the device up to this one, what was received is known in `each`, int.
@@ -166,13 +172,7 @@ def receive_inputs(p, q, runs, placed, layout, out, is_summed, device, each, kno
     for k in reads(p, runs, op):
         tensor = tensor_read(p, q, runs, placed.stage_of, layout, op, p.input_item[k])
         maker = p.producer[tensor]
-        if maker >= len(placed.device_of):
-            continue
-        if placed.device_of[maker] == device:
-            if len(is_summed) and q.phase[op] == OPTIMIZER_PHASE and is_summed[tensor]:
-                n = out.n[STEPS]
-                out.code[n], out.number[n], out.reader[n] = RECEIVE, -1 - tensor, place
-                out.n[STEPS] += 1
+        if maker >= len(placed.device_of) or placed.device_of[maker] == device:
             continue
         wire = wire_of(q, tensor, op)
         if out.slot_of[wire] < first:
@@ -193,6 +193,22 @@ def receive_inputs(p, q, runs, placed, layout, out, is_summed, device, each, kno
 
 
 @kernel
+def wait_for_sums(p, placed, out, is_summed, op, device, place):
+    """Waits for the sums over replicas that an update reads of its own device.
+
+    Args:
+        out: `Steps`; written.
+        is_summed: as of `Sums`.
+        op, device, place: index of the update, its device and its place, int.
+    """
+    for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
+        tensor, n = p.input_item[k], out.n[STEPS]
+        if is_summed[tensor] and placed.device_of[p.producer[tensor]] == device:
+            out.code[n], out.number[n], out.reader[n] = RECEIVE, NOBODY - 1 - tensor, place
+            out.n[STEPS] += 1
+
+
+@kernel
 def add_op(p, out, begin, op, device):
     """Runs an op, in the step before where that runs ops too.
 
@@ -209,8 +225,31 @@ def add_op(p, out, begin, op, device):
 
 
 @kernel
-def send_outputs(p, q, out, is_summed, begin, op, device):
+def send_outputs(p, q, out, begin, op, device):
     """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
+
+    Args:
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        op, device: indices, int.
+    """
+    made = p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
+    for tensor in made:
+        send(out, begin, out.row_of[2 * tensor])
+    for tensor in made:
+        if q.is_gradient[tensor]:
+            step, seconds = last_run(out, begin), q.accumulate_s[tensor, device]
+            out.rest_s[step, LATER] = p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0
+            if seconds > 0.0:
+                add_seconds(p, out, step, LATER, seconds)
+            send(out, begin, out.row_of[2 * tensor + 1])
+
+
+@kernel
+def send_and_note(p, q, out, is_summed, begin, op, device):
+    """Does what `send_outputs` does, and notes when gradients that replicas sum are done.
+
+    One kernel for both would be too large to be inlined.
 
     Args:
         out: `Steps`; written.
@@ -229,7 +268,7 @@ def send_outputs(p, q, out, is_summed, begin, op, device):
                 add_seconds(p, out, step, LATER, seconds)
             send(out, begin, out.row_of[2 * tensor + 1])
         if tensor < len(is_summed) and is_summed[tensor]:
-            note(out, begin, -1 - tensor)
+            send(out, begin, NOBODY - 1 - tensor)
 
 
 @kernel
@@ -308,23 +347,12 @@ def send(out, begin, row):
     Args:
         out: `Steps`; written.
         begin: first step of the program, int.
-        row: of the tensor, int; -1 = no other device reads it.
+        row: of the tensor, int; `NOBODY` = no other device reads it.
     """
-    if row >= 0:
-        note(out, begin, row)
-
-
-@kernel
-def note(out, begin, number):
-    """Notes in a program when what was made last is ready.
-
-    Args:
-        out: `Steps`; written.
-        begin: first step of the program, int.
-        number: as of `Steps`, int.
-    """
+    if row == NOBODY:
+        return
     n = out.n[STEPS]
-    out.code[n], out.number[n] = SEND, number
+    out.code[n], out.number[n] = SEND, row
     for column in (FIRST, LATER):
         out.rest_s[n, column] = last_rest_s(out, begin, n, column)
     out.n[STEPS] += 1

@@ -17,7 +17,7 @@ import numpy as np
 from envs.pipeline.arrays import DONE, FROM, RECEIVE_ONCE, RUN, SEND, UNSET, Tables
 from envs.pipeline.layout import make_layout
 from envs.pipeline.memory import pipeline_memory
-from envs.pipeline.programs import ROWS, SLOTS, make_programs
+from envs.pipeline.programs import NOBODY, ROWS, SLOTS, make_programs
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, SENDS_PER_TENSOR, TRANSFER_GAP_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
@@ -179,7 +179,7 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
     if code == SEND:
         row, made_s = programs.number[step], clocks.free_s[device] - programs.rest_s[step, column]
         if row < 0:
-            sums.times_s[DONE, -1 - row] = made_s
+            sums.times_s[DONE, NOBODY - 1 - row] = made_s
             return True
         last, tensor = tables.ready_s.shape[1] - 1, programs.row_wire[row] // 2
         is_sum = at == last and programs.row_wire[row] % 2 == 1 and tensor < len(sums.is_summed)
@@ -193,7 +193,7 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
         return True
     slot = programs.number[step]
     if slot < 0:
-        clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, -1 - slot])
+        clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, NOBODY - 1 - slot])
         return True
     if code == RECEIVE_ONCE:
         at = 0

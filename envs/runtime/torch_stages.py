@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, SplitPoint
 
 from envs.pipeline.groups import shares_of
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
-from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B, Pipeline, PipelineError
+from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B, PipelineError
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import NamedTuple
 
 GRANULARITIES = ("op", "module", "block", "layer")
 """The granularities of a decision, the finest first."""
@@ -26,48 +21,25 @@ class Gpu(NamedTuple):
 AMPERE = Gpu()
 
 
-@dataclass(frozen=True)
-class Update:
-    """An optimizer's update of a parameter.
+class Update(NamedTuple):
+    """An optimizer's update of a parameter, per element of it.
 
     Attributes:
-        flops: floating-point operations per element.
-        passes: reads and writes per element of the weights, the gradient, what is kept of each element, and
-            intermediate results.
-        states: values kept per element.
-        factored: whether a matrix keeps one value per row and one per column, and anything else `states`.
+        flops: floating-point operations.
+        passes: reads and writes of the weights, of the gradient and of intermediate results.
     """
 
-    optimizer: str
     flops: int
     passes: int
-    states: int
-    factored: bool = False
-
-    def state_bytes(self, tensor: Tensor) -> int:
-        """Bytes that the optimizer keeps of a parameter."""
-        if not self.factored or tensor.dim() < 2:
-            return self.states * tensor.nbytes
-        *batch, rows, columns = tensor.shape
-        return prod(batch) * (rows + columns) * tensor.element_size()
-
-    def update_flops(self, tensor: Tensor, share: float) -> float:
-        """Floating-point operations of updating a share of a parameter's elements."""
-        return share * self.flops * tensor.numel() * (2 if tensor.is_complex() else 1)
-
-    def update_bytes(self, tensor: Tensor, share: float) -> float:
-        """Memory traffic in bytes of updating a share of a parameter; factors are read and written."""
-        factors = 2 * self.state_bytes(tensor) if self.factored and tensor.dim() > 1 else 0
-        return share * (self.passes * tensor.nbytes + factors)
 
 
 OPTIMIZERS = {
-    "adam": Update("adam", flops=10, passes=7, states=2),
-    "sgd": Update("sgd", flops=2, passes=3, states=0),
-    "adamw": Update("adamw", flops=12, passes=7, states=2),
-    "adafactor": Update("adafactor", flops=15, passes=17, states=1, factored=True),
+    "adam": Update(flops=10, passes=3),
+    "sgd": Update(flops=2, passes=3),
+    "adamw": Update(flops=12, passes=3),
+    "adafactor": Update(flops=15, passes=17),
 }
-"""The update of a parameter by each optimizer, with the default settings of `torch.optim`.
+"""The update of a parameter by each optimizer, whose states are read and written besides.
 
 Adam reads it, its gradient and two moments and writes all but the gradient, as one fused kernel: 28 bytes per
 float32 element. AdamW multiplies the weights by `1 - lr * weight_decay` too. SGD, without momentum, is one
@@ -78,4 +50,3 @@ division, clamping and root (2 each), the product with the gradient (3), the nor
 
 Source: `torch/optim/{adam,adamw,sgd,_adafactor}.py` of PyTorch 2.13; Shazeer and Stern 2018, "Adafactor".
 """
-OPTIMIZER_NAMES = tuple(OPTIMIZERS)

@@ -30,6 +30,7 @@ import numpy as np
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import how_to_measure, is_own_cluster, own_cluster_file, read_cluster
 from envs.cluster.kinds import KINDS, Link, measured_links
+from envs.cluster.named import named_cluster
 from graphs.system.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
@@ -253,7 +254,7 @@ RANDOM = "random"
 
 
 def get_cluster(spec: str) -> Cluster:
-    """Finds a cluster: of this machine (`this`, `2xcpu`, ...), a preset, or the cluster file at a path.
+    """Finds a cluster: of this machine (`this`, `2xcpu`, ...), a preset, one of named kinds, or of a file.
 
     Raises:
         ClusterError: this machine was not measured, `spec` is `RANDOM` or names no preset and ends in no
@@ -274,22 +275,16 @@ def get_cluster(spec: str) -> Cluster:
 
 
 def get_preset(spec: str) -> Cluster:
-    """Builds the preset that `spec` names: `NAME`, or `NAME:N` for N devices (the first N).
+    """Builds the preset or the named cluster of `spec`: `NAME`, or `NAME:N` for N devices (the first N).
 
     Raises:
-        ClusterError: an unknown name, or a count that is not a number from 1 to the most that the preset has.
+        ClusterError: an unknown name, or a count that is no number from 1 to the most that the cluster has.
     """
     name, colon, count = spec.partition(":")
-    if name not in PRESETS:
-        raise ClusterError(
-            f"unknown cluster {spec!r}; use one of {', '.join(PRESETS)}, NAME:N for the first N devices of "
-            "one, or the path of a cluster file (.json)"
-        )
+    whole = PRESETS[name]() if name in PRESETS else named_cluster(name, PRESETS)
     if not colon:
-        return PRESETS[name]()
-    most = MAX_DEVICES if name in SIZED else PRESETS[name]().n_devices
+        return whole
+    most = MAX_DEVICES if name in SIZED else whole.n_devices
     if not (count.isascii() and count.isdigit() and len(count) < 6 and 1 <= int(count) <= most):
         raise ClusterError(f"cluster '{spec}': write '{name}:N' with N devices, 1 to {most}")
-    if name in SIZED:
-        return replace(PRESETS[name](int(count)), name=spec)
-    return replace(PRESETS[name]().first(int(count)), name=spec)
+    return replace(PRESETS[name](int(count)) if name in SIZED else whole.first(int(count)), name=spec)

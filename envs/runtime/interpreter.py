@@ -25,34 +25,35 @@ from envs.runtime.device_program import (
     with_replaced,
 )
 from graphs.capture.known_values import shapes_of
+from graphs.capture.optimizers import UpdateRule
 
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "adafactor": torch.optim.Adafactor,
-}
-"""Optimizers by their names in a captured step."""
-
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The optimizer that updates the parameters, and its settings.
+    """The optimizers that update the parameters, and their settings.
 
     Attributes:
-        name: from `OPTIMIZERS`.
-        options: keywords of its class, such as `lr`.
+        rules: those of the parameters by path.
+        options: keywords of all of them, such as `lr`, which replace those of the rules.
     """
 
-    name: str
+    rules: Mapping[str, UpdateRule]
     options: Mapping[str, Any]
+
+    def make(self, trained: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
+        """Makes the optimizers of some parameters, one for each rule of theirs."""
+        groups: dict[UpdateRule, list[Tensor]] = {}
+        for path, tensor in trained.items():
+            if path in self.rules:
+                groups.setdefault(self.rules[path], []).append(tensor)
+        return [rule.with_options(self.options).make(tensors) for rule, tensors in groups.items()]
 
 
 class DeviceState:
-    """The parameters and buffers of one device, and the optimizer that updates them.
+    """The parameters and buffers of one device, and the optimizers that update them.
 
     Args:
         state: each parameter and buffer that lives here, by path; they are changed in place.
@@ -64,9 +65,7 @@ class DeviceState:
         self, state: dict[str, Tensor], trained: Mapping[str, Tensor], optimizer: OptimizerSettings | None
     ) -> None:
         self.state, self.trained = state, trained
-        self.optimizer: torch.optim.Optimizer | None = None
-        if optimizer and trained:
-            self.optimizer = OPTIMIZERS[optimizer.name](list(trained.values()), **optimizer.options)
+        self.optimizers = optimizer.make(trained) if optimizer else []
 
     def step(self) -> dict[int, Tensor]:
         """Runs one step; returns the outputs that this device makes, by index."""
@@ -78,21 +77,26 @@ class DeviceState:
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
-        if self.optimizer is None:
-            return {}
-        kept = self.optimizer.state
-        return {path: dict(kept[tensor]) for path, tensor in self.trained.items() if tensor in kept}
+        path_of = {tensor: path for path, tensor in self.trained.items()}
+        return {
+            path_of[tensor]: dict(kept) for each in self.optimizers for tensor, kept in each.state.items()
+        }
 
     def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter, by path."""
-        assert self.optimizer is not None or not state
         for path, kept in state.items():
             tensor = self.trained[path]
-            self.optimizer.state[tensor] = {  # type: ignore[union-attr]
+            (optimizer,) = [each for each in self.optimizers if any(tensor is held for held in _held(each))]
+            optimizer.state[tensor] = {
                 # Optimizers count their steps on the CPU.
                 key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
                 for key, value in kept.items()
             }
+
+
+def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that an optimizer updates."""
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 class Interpreter(DeviceState):
@@ -172,8 +176,8 @@ class Interpreter(DeviceState):
         changed = {path: values[slot.index].clone() for path, slot in self.program.new_values}
         for path, value in changed.items():
             self.state[path].copy_(value)
-        if self.optimizer:
-            self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return outputs
 
 

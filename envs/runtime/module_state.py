@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from envs.runtime.device_program import ExecutionError
-from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.loss import CaptureError
 from graphs.capture.values import constant_value
 from graphs.system.errors import print_notice
 
@@ -77,37 +78,38 @@ def keys_of(captured: CapturedStep, module: nn.Module) -> dict[str, str]:
     return {key: path_of[id(value)] for key, value in kept.items() if id(value) in path_of}
 
 
-def check_options(optimizer: str | None, options: Mapping[str, Any]) -> None:
-    """Checks the keywords of an optimizer by making one.
+def check_options(captured: CapturedStep, options: Mapping[str, Any]) -> None:
+    """Checks the keywords of the optimizers of a step by steps of these on small tensors.
+
+    A notice tells the bytes that they keep with these options beyond those that were planned, and of master
+    weights or cast gradients, which no runner has.
 
     Raises:
-        ExecutionError: a number is not finite, or the optimizer does not take a keyword or its value.
+        ExecutionError: a number is not finite, or an optimizer does not take a keyword or its value.
     """
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ExecutionError(f"{name} is {value}; give the optimizer a finite number")
-    if optimizer is None:
-        return
+    updates, given = captured.updates, ", ".join(f"{name}={value!r}" for name, value in options.items())
+    with_options = {rule: rule.with_options(options) for rule in updates.rules.values()}
+    own = replace(updates, rules={path: with_options[rule] for path, rule in updates.rules.items()})
     try:
-        kept = [_kept_by(optimizer, each) for each in ({}, options)]
-        if kept[0] != kept[1]:
-            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            print_notice(
-                f"{optimizer} with {given} keeps {kept[1]} times the weights; planned were {kept[0]}"
-            )
-    except (TypeError, ValueError, RuntimeError) as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise ExecutionError(f"optimizer '{optimizer}' does not take {given}: {error}") from None
-
-
-def _kept_by(optimizer: str, options: Mapping[str, Any]) -> float:
-    """Returns what an optimizer keeps of a large parameter, over its size."""
-    weights = nn.Parameter(torch.zeros(64, 64))
-    weights.grad = torch.ones_like(weights)
-    made = OPTIMIZERS[optimizer]([weights], **options)
-    made.step()
-    kept = (value for value in made.state[weights].values() if isinstance(value, Tensor))
-    return round(sum(value.numel() for value in kept) / weights.numel(), 1)
+        kept, planned = (
+            sum(each.state_bytes(path, captured.step.state[path]) for path in each.rules)
+            for each in (own, replace(own, rules=updates.rules))
+        )
+    except CaptureError as error:
+        name = next(iter(updates.rules.values())).name
+        raise ExecutionError(f"optimizer '{name}' does not take {given}: {error.__cause__}") from None
+    if kept > planned:
+        print_notice(
+            f"with {given} the optimizer keeps {kept:,.0f} bytes, {kept - planned:,.0f} more than planned; "
+            "place with these options, as optimizer=functools.partial(torch.optim.SGD, momentum=0.9)"
+        )
+    if updates.master_dtype or updates.gradient_dtype:
+        print_notice(
+            "master_weights and gradient_dtype are planned, but not run: weights are updated as they are"
+        )
 
 
 def check_values(what: str, value: Any) -> None:

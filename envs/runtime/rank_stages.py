@@ -180,8 +180,8 @@ class StageWorker(DeviceState):
         n_inputs = len(self._inputs) // self._count
         cut = [[self._inputs[m * n_inputs + at] for m in range(self._count)] for at in range(n_inputs)]
         losses = self._stages.step(cut)
-        if self.optimizer:
-            self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return {} if losses is None else dict(enumerate(losses))
 
 

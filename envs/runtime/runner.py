@@ -109,7 +109,7 @@ class StepRunner:
         check_finite: bool = True,
         check: bool | str = False,
     ) -> None:
-        check_options(captured.optimizer, options or {})
+        check_options(captured, options or {})
         if check not in (True, False, STOP):
             raise ExecutionError(f"check is {check!r}; give True, False or '{STOP}'")
         self._busy = RLock()
@@ -117,7 +117,7 @@ class StepRunner:
         self.check_finite = check_finite
         self.n_steps = 0
         self._path_of_key = keys_of(captured, module)
-        optimizer = OptimizerSettings(captured.optimizer, dict(options or {})) if captured.optimizer else None
+        optimizer = OptimizerSettings(captured.updates.rules, dict(options or {}))
         self._stops, self._plain = check == STOP, None
         if check and PlainCheck.can_run(captured, self._count):
             drawn = None if self._count > 1 or set(processes.names) != {"cpu"} else device_of

@@ -20,14 +20,15 @@ from graphs.capture.known_values import NEEDS_VALUES, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
+from graphs.capture.optimizers import Updates, dtype_of, rules_of
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
-from graphs.step_settings import AMPERE, OPTIMIZERS, Gpu
+from graphs.step_settings import AMPERE, Gpu
 from graphs.system.errors import logged, print_notice, printable
 
-__all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
+__all__ = ["CaptureError", "capture", "capture_step"]
 FAST = "each is one fused op in eager inference (PyTorch's fast path), and its single ops here and where run"
 RAN = (
     "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
@@ -44,7 +45,9 @@ def capture_step(
     module: nn.Module,
     inputs: Any,
     *,
-    optimizer: str | None = "adam",
+    optimizer: Any = "adam",
+    master_weights: str | torch.dtype | None = None,
+    gradient_dtype: str | torch.dtype | None = None,
     training: bool = True,
     loss: Loss | None = None,
     name: str | None = None,
@@ -62,7 +65,12 @@ def capture_step(
         module: any module that `torch.export` or `make_fx` can trace; it is not changed. In training its own
             train and evaluation modes hold; in inference all of it is in evaluation mode.
         inputs: its arguments: one tensor, a sequence, or a mapping by keyword; of any nesting, on any device.
-        optimizer: key of `OPTIMIZERS`, or None for a step that ends with the gradients. Unused in inference.
+        optimizer: a class of `torch.optim` by name (`adamw`, `sgd:momentum=0.9`), any optimizer class, a
+            `functools.partial` of one, one or several instances, whose groups' options hold and whose other
+            parameters stay as they are; or None for a step that ends with the gradients. One step of it on
+            small tensors finds what it keeps. Unused in inference.
+        master_weights: type (`fp32`) in which the optimizer keeps and updates a copy of narrower weights.
+        gradient_dtype: type (`fp32`) in which gradients are accumulated; by default that of the weights.
         training: whether to capture the backward pass of the loss too. If false, only the weights are
             resident.
         loss: the key or attribute of the loss in what the module returns, or a function of that. By default a
@@ -82,15 +90,11 @@ def capture_step(
         `gemm`.
 
     Raises:
-        CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
+        CaptureError: an unknown optimizer or type, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
     module = unwrapped(module)
     name = printable(name or type(module).__name__)
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        raise CaptureError(
-            f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
-        )
 
     def say(line: str) -> None:
         notify(f"model '{name}': {line}")
@@ -98,6 +102,8 @@ def capture_step(
     try:
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
+        rules = rules_of(optimizer, module) if training else {}
+        dtypes = dtype_of("master_weights", master_weights), dtype_of("gradient_dtype", gradient_dtype)
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
@@ -136,8 +142,8 @@ def capture_step(
                     "an autocast region for CUDA was made before the capture, without CUDA, "
                     "and is disabled; make it in forward, or give a precision"
                 )
-            update = OPTIMIZERS[optimizer] if optimizer and training else None
-            builder = GraphBuilder(traced, step.state, update)
+            updates = Updates(rules, *dtypes).of_trained(traced.gradients, step.state, say)
+            builder = GraphBuilder(traced, step.state, updates)
             graph = builder.build(name)
             for line in cost_notices(builder.op_of_node):
                 say(line)
@@ -148,7 +154,7 @@ def capture_step(
                 step=step,
                 trace=traced,
                 storages=builder.storages,
-                optimizer=update.optimizer if update else None,
+                updates=updates,
                 op_of_node=builder.op_of_node,
                 op_of_source=builder.op_of_source,
                 op_of_update=builder.op_of_update,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from graphs.capture.optimizers import Updates
 from graphs.capture.step import Step
 from graphs.capture.tracing import Trace, is_mutable
 from graphs.capture.values import node_value, op_packet, tensor_bytes
@@ -27,7 +28,7 @@ class CapturedStep:
         step: the model on fake tensors, which knows the shapes of state and inputs.
         trace: the traced nodes; views among them are no ops.
         storages: the memory behind each node, as `find_storages` finds it.
-        optimizer: from `graphs.step_settings.OPTIMIZER_NAMES`; None if no update was captured.
+        updates: what optimizers do to the parameters, and keep of them.
         op_of_node: op of each node that computes.
         op_of_source: op of each parameter, buffer and input by its name in `Trace.sources`.
         op_of_update: op that updates each parameter, by path.
@@ -37,7 +38,7 @@ class CapturedStep:
     step: Step
     trace: Trace
     storages: Mapping[fx.Node, Any]
-    optimizer: str | None
+    updates: Updates
     op_of_node: Mapping[fx.Node, int]
     op_of_source: Mapping[str, int]
     op_of_update: Mapping[str, int]

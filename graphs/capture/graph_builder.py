@@ -13,10 +13,10 @@ from graphs.capture.checkpoints import RUN
 from graphs.capture.module_calls import call_of, source_of
 from graphs.capture.op_arithmetic import op_dtype, op_gemm, op_image, tensor_dtype
 from graphs.capture.op_costs import op_bytes, op_flops
+from graphs.capture.optimizers import Updates
 from graphs.capture.tracing import Trace
 from graphs.capture.values import is_sparse, node_value, op_packet, size_bytes, sparse_sizes, tensors_of
 from graphs.op_graph import OpGraph, build_graph
-from graphs.step_settings import Update
 from graphs.system.errors import printable
 
 
@@ -25,7 +25,7 @@ class GraphBuilder:
 
     Args:
         state: parameters and buffers by path, tied ones once.
-        update: what the optimizer does to each parameter with a gradient; None for nothing.
+        updates: what optimizers do to the parameters, and keep of them.
 
     Attributes:
         op_of_source: index of the op of each source by its name in `Trace.sources`.
@@ -33,8 +33,8 @@ class GraphBuilder:
         op_of_update: index of the update of each parameter by its path.
     """
 
-    def __init__(self, trace: Trace, state: Mapping[str, Tensor], update: Update | None) -> None:
-        self.trace, self.state, self.update = trace, state, update
+    def __init__(self, trace: Trace, state: Mapping[str, Tensor], updates: Updates) -> None:
+        self.trace, self.state, self.updates = trace, state, updates
         self.storages = find_storages(trace)
         self.ops: list[dict[str, Any]] = []
         self.op_of: dict[Storage, int] = {}
@@ -42,6 +42,7 @@ class GraphBuilder:
         self.op_of_source: dict[str, int] = {}
         self.op_of_node: dict[fx.Node, int] = {}
         self.op_of_update: dict[str, int] = {}
+        self.cast_gradients: dict[Storage, float] = {}
         self.n_groups = 0
         self.times_named: dict[str, int] = {}
 
@@ -53,11 +54,11 @@ class GraphBuilder:
                 self._add_compute(node)
         self._add_unread()
         for path in self.state:
-            if path in self.trace.gradients and self.update is not None:
-                self._add_update(path, self.update)
+            if path in self.trace.gradients and path in self.updates.rules:
+                self._add_update(path)
         kept = {self.storages[node] for node in live if isinstance(self.storages[node], Storage)}
         tensors = [
-            (op, storage.bytes, self.readers.get(storage, []))
+            (op, self.cast_gradients.get(storage, storage.bytes), self.readers.get(storage, []))
             for storage, op in self.op_of.items()
             if storage in kept
         ]
@@ -139,13 +140,13 @@ class GraphBuilder:
         if path not in self.trace.gradients:
             return storage.bytes if storage else size_bytes(tensor)
         _, gradient_bytes = self._gradient_size(path, tensor)
-        return size_bytes(tensor) + gradient_bytes + (self.update.state_bytes(tensor) if self.update else 0)
+        return size_bytes(tensor) + gradient_bytes + self.updates.kept_bytes(path, tensor)
 
-    def _gradient_size(self, path: str, tensor: Tensor) -> tuple[float, int]:
+    def _gradient_size(self, path: str, tensor: Tensor) -> tuple[float, float]:
         """The share of a parameter's elements that its gradient holds, and the bytes of the gradient."""
         gradient = self.trace.gradients[path]
         if not is_sparse(gradient):
-            return 1.0, size_bytes(tensor)
+            return 1.0, self.updates.gradient_bytes(tensor)
         count, gradient_bytes = sparse_sizes(gradient)
         return min(1.0, count / max(1, tensor.numel())), gradient_bytes
 
@@ -184,21 +185,22 @@ class GraphBuilder:
         """Returns the distinct storages behind some nodes, in order."""
         return list(dict.fromkeys(leaf for node in nodes for leaf in storages_in(self.storages[node])))
 
-    def _add_update(self, path: str, update: Update) -> None:
+    def _add_update(self, path: str) -> None:
         tensor, gradients = self.state[path], self._storages_of([self.trace.gradients[path]])
-        share, _ = self._gradient_size(path, tensor)
+        share, gradient_bytes = self._gradient_size(path, tensor)
+        if self.updates.gradient_dtype and not is_sparse(self.trace.gradients[path]):
+            self.cast_gradients |= dict.fromkeys(gradients, gradient_bytes)
         self._add_loss_gradient(gradients)
+        name = self.updates.rules[path].name
         self.op_of_update[path] = self._add_op(
-            f"{update.optimizer}/{path}",
+            f"{name}/{path}",
             gradients,
             [],
-            type=f"optim.{update.optimizer}",
+            type=f"optim.{name}",
             module=path.rpartition(".")[0],
             phase="optimizer",
-            flops=update.update_flops(tensor, share),
-            bytes_moved=update.update_bytes(tensor, share),
             colocate=self.ops[self.op_of_source[path]]["colocate"],
-            dtype=tensor_dtype([tensor]),
+            **{"dtype": tensor_dtype([tensor])} | self.updates.cost(path, tensor, share),
         )
 
     def _new_group(self) -> int:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.loss import find_loss
+from graphs.capture.optimizers import NAMED
 from graphs.families import cifar10, experts, gnn, images, randwire, recurrent, ssm, t5, text
 from graphs.families.layers import Sizes
 from graphs.op_graph import OpGraph
@@ -184,7 +184,8 @@ def plain_steps(
         The losses, the gradients of the last step, and the state after it.
     """
     model = copy.deepcopy(module)
-    chosen = OPTIMIZERS[optimizer](model.parameters(), **options)
+    chosen: Any = NAMED[optimizer]
+    chosen = chosen(model.parameters(), **options)
     losses, batches = [], inputs if isinstance(inputs, list) else [inputs]
     for _ in range(count):
         chosen.zero_grad()

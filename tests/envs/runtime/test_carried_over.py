@@ -219,5 +219,6 @@ def test_options_with_which_an_optimizer_keeps_more_are_named(
     placed = random_devices(captured.graph, 2, 0)
     for options in ({"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}):
         StepRunner(captured, placed, made(Net), processes, options=options)
-    line = "sgd with lr=0.1, momentum=0.9 keeps 1.0 times the weights; planned were 0.0\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err.startswith(
+        "with lr=0.1, momentum=0.9 the optimizer keeps 608 bytes, 608 more than planned; "
+    )

@@ -1,0 +1,154 @@
+"""Clusters named as people say them: `8xh100-sxm5`, `2x8xa100-sxm4@200g`, `2xrtx4090`, `a100-pcie+l4`.
+
+Devices are of `envs.cluster.kinds`, links those of the box that the kind is sold in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+
+from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError
+from envs.cluster.kinds import KINDS, Link, measured_links
+
+GRAMMAR = "NxKIND, NODESxNxKIND@RATEg or NxKIND+NxKIND"
+SHORT = {
+    "p100-pcie": "p100-pcie-16gb",
+    "v100-pcie": "v100-pcie-16gb",
+    "v100-sxm2": "v100-sxm2-16gb",
+    "a100-pcie": "a100-pcie-40gb",
+    "a100-sxm4": "a100-sxm4-80gb",
+    "h100-pcie": "h100-pcie-80gb",
+    "h100-sxm5": "h100-sxm5-80gb",
+}
+"""Kinds by their short names; those of several sizes mean what the presets of these names do."""
+NAMES = (*SHORT, *(kind for kind in KINDS if kind not in SHORT.values()))
+"""One name of each kind, the short one if it has one."""
+MEASURED_SIZES = (2, 4, 8)
+"""Numbers of GPUs between which links of a box were measured."""
+NETWORK, NETWORK_GBPS = "gh200-nodes", 200.0
+"""The measured link between nodes, and its rate by the datasheet: every network is taken to reach as large a
+share of its rate, with the same latency."""
+MEASURED_NVLINKS = 3
+"""NVLinks between the two V100 whose link was measured."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """The links within and between the nodes in which a kind of GPU is sold.
+
+    Attributes:
+        link: a link, or the name of a measured one, perhaps without its `-2`, `-4` or `-8` for so many GPUs.
+        gbps: gigabits a second that a GPU sends to another node, if the name of the cluster has no rate.
+        sharing: as of `Cluster`, within a node; `pair` if any two GPUs have a link of their own.
+        said: links within a node, in words.
+        nvlinks: NVLinks of a GPU, divided evenly over the others of its node; 0 = they lead to a switch.
+    """
+
+    link: str | Link
+    gbps: int
+    sharing: str
+    said: str
+    nvlinks: int = 0
+
+    def within(self, n_devices: int) -> Link:
+        """Returns the link between two GPUs of a node of `n_devices`."""
+        if isinstance(self.link, Link):
+            return self.link
+        links = measured_links()
+        size = next((size for size in MEASURED_SIZES if n_devices <= size), MEASURED_SIZES[-1])
+        link = links.get(f"{self.link}-{size}") or links[self.link]
+        n_others = max(n_devices - 1, 1)
+        return link.scaled(min(self.nvlinks / n_others / MEASURED_NVLINKS, 1.0)) if self.nvlinks else link
+
+
+BOXES = {
+    "pcie3": Box("pcie3", 25, "egress", "PCIe 3.0"),
+    "pcie4": Box("l40s-2", 25, "egress", "PCIe 4.0, as between two L40S"),
+    "pcie5": Box("rtx-pro-6000-2", 25, "egress", "PCIe 5.0, as between two RTX PRO 6000"),
+    "l40s": Box("l40s", 25, "egress", "PCIe 4.0"),
+    "rtx-pro-6000": Box("rtx-pro-6000", 25, "egress", "PCIe 5.0"),
+    "nvlink2": Box("v100-nvlink", 100, "pair", "NVLink 2, six a GPU", 6),
+    "a100-sxm4": Box("a100-sxm4", 200, "egress", "NVSwitch"),
+    "h100-sxm5": Box("h100-sxm5", 400, "egress", "NVSwitch"),
+    "h200": Box("h200", 400, "egress", "NVSwitch"),
+    "b200": Box("b200", 400, "egress", "NVSwitch"),
+    "gh200": Box("gh200-nvlink", 200, "pair", "NVLink"),
+    "mi300x": Box(Link(64e9, 10e-6, 0.0), 400, "pair", "Infinity Fabric by the datasheet"),
+}
+"""Boxes by name. A GPU of a DGX or HGX has an InfiniBand adapter of its own; cards have Ethernet."""
+
+
+def kind_named(name: str) -> str:
+    """Returns the name in `KINDS` that a full or short name of a kind stands for.
+
+    Raises:
+        ClusterError: there is no such kind.
+    """
+    kind = SHORT.get(name, name)
+    if kind in KINDS:
+        return kind
+    near = [other for other in NAMES if name and name.lower() in other] or get_close_matches(name, NAMES)
+    meant = f" (did you mean {' or '.join(near[:3])}?)" if near else ""
+    raise ClusterError(f"there is no kind {name!r}{meant}")
+
+
+def named_cluster(name: str, presets: Iterable[str] = ()) -> Cluster:
+    """Builds the cluster that a name says: numbers of nodes and of devices in each, kinds, and the network.
+
+    Args:
+        presets: other names, for the message of an error.
+
+    Raises:
+        ClusterError: the name does not follow the grammar, names no kind, or says too many devices.
+    """
+    try:
+        return _parsed(name)
+    except ClusterError as error:
+        raise ClusterError(
+            f"unknown cluster {name!r}: {error}; write {GRAMMAR}, e.g. 2x8xa100-sxm4@200g, of the kinds "
+            f"{', '.join(NAMES)}; or a preset ({', '.join(presets)}), NAME:N for the first N devices, or the "
+            "path of a cluster file (.json)"
+        ) from None
+
+
+def _parsed(name: str) -> Cluster:
+    text, at, rate = name.partition("@")
+    terms, n_nodes, kinds = text.split("+"), 1, list[str]()
+    for term in terms:
+        *numbers, kind = re.fullmatch(r"(?:([0-9]+)x)?(?:([0-9]+)x)?(.*)", term, re.DOTALL).groups()  # type: ignore[union-attr]
+        counts = [min(int(number), MAX_DEVICES + 1) for number in numbers if number]
+        if len(counts) == 2 and len(terms) > 1:
+            raise ClusterError("kinds that differ stand in one node")
+        if not 1 <= (count := math.prod(counts)) <= MAX_DEVICES - len(kinds):
+            raise ClusterError(f"it has 1 to {MAX_DEVICES} devices")
+        n_nodes = counts[0] if len(counts) == 2 else 1
+        kinds += [kind_named(kind)] * count
+    if at and not (n_nodes > 1 and re.fullmatch(r"[1-9][0-9]{0,4}g", rate)):
+        raise ClusterError("a rate is gigabits a second between nodes, as @200g in 2x8xa100-sxm4@200g")
+    return _built(name, kinds, n_nodes, int(rate[:-1]) if at else BOXES[KINDS[kinds[0]].box].gbps)
+
+
+def _built(name: str, kinds: Sequence[str], n_nodes: int, gbps: int) -> Cluster:
+    """Builds nodes of equally many devices; the slower box decides the links of two kinds."""
+    n_devices = len(kinds)
+    boxes = [BOXES[box] for box in dict.fromkeys(KINDS[kind].box for kind in kinds)]
+    if len(boxes) > 1 and not all(box.said.startswith("PCIe") for box in boxes):
+        raise ClusterError("different kinds share a node only as PCIe cards")
+    within = min((box.within(n_devices // n_nodes) for box in boxes), key=lambda link: link.bytes_per_s)
+    between = measured_links()[NETWORK].scaled(gbps / NETWORK_GBPS)
+    node = np.arange(n_devices) // (n_devices // n_nodes)
+    local = node[:, None] == node[None, :]
+    return Cluster(
+        name,
+        tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds)),
+        np.where(local, within.bytes_per_s, between.bytes_per_s),
+        np.where(local, within.latency_s, between.latency_s),
+        n_half_bytes=np.where(local, within.n_half_bytes, between.n_half_bytes),
+        sharing=boxes[0].sharing if n_nodes == 1 else "egress",
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.cluster.kinds import gpus_of
+from envs.cluster.host import NONE, eager_issue_s, with_host
 from envs.pipeline.chain import Chain
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -30,10 +30,6 @@ STEP, PIPELINE = "step", "pipeline"
 OVER_BYTES, TOTAL_S = range(2)
 """Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
 and step time in seconds; a smaller tuple is better."""
-
-
-EAGER_ISSUE_S = 1e-5
-"""Seconds that a host needs at least to issue an op eagerly; that of an H100 needed 26e-6 in training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +89,15 @@ class Objective:
         return None, None
 
     @property
-    def uncounted_host_s(self) -> float:
-        """Seconds in which a host issues the ops eagerly at best; 0 without GPUs or if the step counts it."""
-        cluster = self.problem.cluster
-        if cluster.issue_s or cluster.schedule != "program" or gpus_of([cluster]) is None:
-            return 0.0
-        return EAGER_ISSUE_S * float((self.problem.op_seconds > 0).any(axis=1).sum())
+    def eager_host_s(self) -> float:
+        """Seconds in which the host issues the ops eagerly, counted or not; 0 as a graph or without GPUs."""
+        return eager_issue_s(self.problem.cluster) * float((self.problem.op_seconds > 0).any(axis=1).sum())
+
+    def without_host(self) -> Self:
+        """Returns the objective with a host that issues everything at once."""
+        problem = self.problem
+        at_once = replace(problem, cluster=with_host(problem.cluster, NONE), seconds=problem.op_seconds)
+        return replace(self, problem=at_once)
 
     @cached_property
     def single_step(self) -> tuple[float, bool]:
@@ -197,9 +196,11 @@ class PipelineObjective(Objective):
         return self.pipelined.chain
 
     @property
-    def uncounted_host_s(self) -> float:
-        """Seconds in which hosts, one per device, issue the ops eagerly at best; as of one batch."""
-        return super().uncounted_host_s * self.pipeline.microbatches / self.problem.n_devices
+    def eager_host_s(self) -> float:
+        """Seconds in which hosts, one per device, issue equal shares of the ops eagerly; as of one batch."""
+        runs = np.where(self.pipelined.arrays.phase < 2, self.pipeline.microbatches, 1)
+        n_issued = float(runs[(self.problem.op_seconds > 0).any(axis=1)].sum())
+        return eager_issue_s(self.problem.cluster) * n_issued / self.problem.n_devices
 
     def check(self) -> None:
         """Checks that the graph can be placed on the cluster as a pipeline.
@@ -305,12 +306,14 @@ class PipelineObjective(Objective):
         problem, arrays, count = self.problem, self.pipelined.arrays, self.pipeline.microbatches
         runs = (arrays.phase == 0) | (arrays.phase == 1)
         seconds = problem.op_seconds[runs]
-        gap_s = problem.cluster.op_gap_s
+        gap_s, issues_ops = problem.cluster.op_gap_s, problem.cluster.issue_per == "op"
+        issue_s = problem.cluster.issue_s if issues_ops else 0.0
+        issued_s = issue_s * ((seconds > 0).sum(axis=0) + (arrays.accumulate_s > 0).sum(axis=0))
         computes_s = np.where(seconds > 0, seconds + gap_s, 0.0).sum(axis=0)
         adds_s = np.where(arrays.accumulate_s > 0, arrays.accumulate_s + gap_s, 0.0).sum(axis=0)
         found = []
         for step in data_parallel_steps(problem):
-            each_s = float((computes_s + adds_s)[list(step.devices)].max())
+            each_s = float(np.maximum(computes_s + adds_s, issued_s)[list(step.devices)].max())
             before_s = (math.ceil(count / step.n_replicas) - 1) * each_s
             whole_s = before_s + step.step_s
             found.append(DataParallelPipeline(whole_s, step.n_replicas, step.fits, step.evaluations))

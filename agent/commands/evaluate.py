@@ -149,7 +149,7 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> Ev
     print_tables(summarise(found.trials), len(found.failures), spec.uncalibrated)
     explained = any(graph.family == MODEL for graph in spec.graphs)  # with the placements
     advice = "" if explained else printable(advice_of(found.trials, found.answers))
-    lines = advice, found.answers.host_line(found.trials), learned_line(found.trials)
+    lines = found.answers.host_line(found.trials), advice, learned_line(found.trials)
     if any(lines):
         print_lines(list(filter(None, lines)))
     if len(spec.graphs) >= MANY_GRAPHS:

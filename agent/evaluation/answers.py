@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +13,8 @@ from typing import NamedTuple
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
-from agent.placing.handover.explain import data_parallel_changes
-from envs.objective import EAGER_ISSUE_S, DataParallelPipeline, Objective, PipelineObjective
+from agent.placing.handover.explain import CAPTURE, UNCOUNTED, data_parallel_changes, host_line
+from envs.objective import DataParallelPipeline, Objective, PipelineObjective
 from envs.pipeline.simulate import PipelineTime
 from envs.pipeline.stages import Stages, stages_of
 from envs.placements.files import read_placement, write_placement
@@ -149,20 +148,30 @@ class Answers:
         return data_parallel_changes([self._graphs[graph] for graph, _ in wheres], n_replicas)
 
     def host_line(self, trials: Sequence[Trial]) -> str:
-        """Names how many graphs have steps shorter than a host needs to issue them; empty if none has."""
-        shortest: dict[Where, float] = {}
+        """Says which steps hosts take longer to issue than devices to run; empty if there are none."""
+        shortest: dict[Where, Trial] = {}
         for trial in trials:
-            if trial.feasible:
+            if trial.feasible and trial.is_placement:
                 where = trial.graph, trial.cluster
-                shortest[where] = min(trial.step_time_s, shortest.get(where, math.inf))
-        short = {w[0] for w, step_s in shortest.items() if self._objective(w).uncounted_host_s > step_s}
-        if not short:
-            return ""
+                shortest[where] = min(trial, shortest.get(where, trial), key=lambda each: each.step_time_s)
+        lines = [line for trial in shortest.values() if (line := self._host_line(trial))]
+        if len(shortest) == 1 or not lines:
+            return "".join(lines)
+        uncounted = UNCOUNTED * any(UNCOUNTED in line for line in lines)
         return (
-            f"Not counted: the host. Eagerly, at {1e6 * EAGER_ISSUE_S:.0f} us an op or more, it issues steps "
-            f"of {len(short)} of {len({trial.graph for trial in trials})} graphs slower than they run here; "
-            "CUDA graphs issue a step at once, and issue_s of a cluster file counts it."
+            f"the host{uncounted} needs longer to issue {len(lines)} of {len(shortest)} steps than the "
+            f"devices to run them: {CAPTURE}; until then no placement makes them shorter than that"
         )
+
+    def _host_line(self, trial: Trial) -> str:
+        objective = self._objective((trial.graph, trial.cluster))
+        host_s, counts = objective.eager_host_s, objective.problem.cluster.issue_s > 0
+        if trial.step_time_s > host_s * (1 + counts):  # then the devices alone take longer than the host
+            return ""
+        if not counts:
+            return host_line(objective, trial.step_time_s)
+        placement = self._answer(trial, objective).placement
+        return host_line(objective, objective.without_host().simulate(placement).total_s)
 
     def _objective(self, where: Where) -> Objective:
         return self.spec.objective(self._graphs[where[0]], self._clusters[where[1]])

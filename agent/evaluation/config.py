@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.placing.request import BUDGET
+from envs.cluster.host import HOSTS
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
@@ -98,6 +99,13 @@ class EvaluationConfig(Settings, error=EvaluationError):
         metavar="NAME|FILE",
         some=True,
         default_text=DEFAULT_CLUSTER,
+    )
+    host: str | None = option(
+        None,
+        "how the host issues a step to GPUs: op by op, as a captured CUDA graph, or in no time",
+        group=CLUSTERS,
+        choices=HOSTS,
+        default_text="what the cluster says; calibrated presets: eager",
     )
 
     pipeline: str = option(

@@ -20,6 +20,7 @@ from agent.placing.request import Request, check_placers, row_names, try_each
 from agent.placing.trial_runner import TrialRunner, open_policy
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
+from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.objective import PIPELINE, Objective, kind_of, objective_of
@@ -57,6 +58,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     _check_flags(config)
     instances = find_instances(filter(names_instance, config.graphs))
     clusters, home = _clusters(config, instances)
+    clusters = tuple(with_host(cluster, config.host) for cluster in clusters)
     request = _request(config, instances)
     placers = _placers(config, kind_of(request.wanted))
     gpu = _gpu(config, clusters)

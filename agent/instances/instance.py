@@ -14,6 +14,7 @@ from agent.bounds.lower_bound import bound_s
 from agent.instances.best_known import DATA, BestKnown, read_best_known, read_placements
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
+from envs.cluster.host import NONE, with_host
 from envs.cluster.presets import get_cluster
 from envs.figures import save_figure, step_figure
 from envs.objective import Objective, objective_of
@@ -197,7 +198,7 @@ def _load(full_name: str) -> Instance:
     source = sources()[key]
     graph = _graphs(name.partition("-")[0] if source.graphs == FAMILIES else source.graphs)[name]
     own = source.clusters[name]
-    cluster = read_cluster(DATA / own) if own.endswith(".json") else get_cluster(own)
+    cluster = read_cluster(DATA / own) if own.endswith(".json") else with_host(get_cluster(own), NONE)
     return Instance(replace(graph, name=full_name), cluster, pipeline_of(full_name))
 
 

@@ -18,6 +18,7 @@ from agent.placing.plan import PipelinePlan, Plan
 from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
 from agent.placing.trial_runner import TrialRunner, compile_jobs, make_placer, open_policy
 from envs.cluster.cluster import Cluster
+from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.objective import PIPELINE, STEP, Objective, PipelineObjective, kind_of
@@ -67,6 +68,7 @@ def place(
     loss: Loss | None = None,
     *,
     cluster: str | os.PathLike[str] | Cluster = DEFAULT_CLUSTER,
+    host: str | None = None,
     placer: str | None = None,
     pipeline: Pipeline | str | None = None,
     split: int | str | None = None,
@@ -91,6 +93,8 @@ def place(
             those of one microbatch, unless `split` is given.
         loss: of the module's outputs, as `graphs.capture.capture` takes it.
         cluster: a preset, a cluster file or a cluster.
+        host: how the host issues a step to GPUs: `eager`, op by op, as a captured CUDA `graph`, or in no time
+            (`none`). None = as the cluster says; calibrated presets count an eager host.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
             `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step. Stages
@@ -137,6 +141,7 @@ def place(
     checked(InputError, "name", name, str, NoneType)
     ORDERS.check(checked(InputError, "order", order, str))
     chosen = cluster if isinstance(cluster, Cluster) else get_or_measure_cluster(os.fspath(cluster))
+    chosen = with_host(chosen, checked(InputError, "host", host, str, NoneType))
     _check_model(model, inputs, split)
     request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
     kind, limits = kind_of(request.wanted), request.limits

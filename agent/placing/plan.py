@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.placing.exports.export import export_text, placed_modules
 from agent.placing.handover.device_map import DeviceMap, project
-from agent.placing.handover.explain import Explanation, advice_line, explain, host_line
+from agent.placing.handover.explain import Explanation, advice_line, explain, host_lines
 from agent.placing.handover.files import OpRow, explanation_lines, op_rows, write_handover
 from agent.placing.handover.pipeline import StageRow, pipeline_lines, stage_rows, write_pipeline_handover
 from agent.placing.handover.trace import pipeline_trace, step_trace, write_trace
@@ -262,14 +262,18 @@ class Plan:
         return StepRunner(captured, self.placement.device_of, module, devices, **settings)
 
     def __str__(self) -> str:
-        ratio, host = self.ratio_to_single, self._host_line()
+        ratio, found = self.ratio_to_single, self.explanation
         given = "" if self.single.fits else ", had it the memory"
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
         return (
-            f"{self._title}\n"
-            f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
-            f"{self._ops_line()}\n"
-            f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}" + (host and f"\n{host}")
+            "\n".join(host_lines(found.host))
+            + "\n" * bool(found.host)
+            + (
+                f"{self._title}\n"
+                f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
+                f"{self._ops_line()}\n"
+                f"data parallel: {self.data_parallel}\n{advice_line(found)}"
+            )
         )
 
     @property
@@ -281,9 +285,6 @@ class Plan:
         """Names graph, cluster and placer, and says whether the costs are guesses."""
         note = "" if is_calibrated(self.graph, self.cluster) else " (uncalibrated)"
         return f"{shortened(self.graph.name)} on {shortened(self.cluster.name)}{note} by {self.placer}"
-
-    def _host_line(self) -> str:
-        return host_line(self.objective.uncounted_host_s, self.step_time.total_s)
 
     def _ops_line(self) -> str:
         """Says how many ops each device has, and what the search took."""
@@ -389,5 +390,5 @@ class PipelinePlan(Plan):
     def __str__(self) -> str:
         advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps())]
         bound = f"at least {in_ms(self.lower_bound_s)} is needed"
-        lines = [advice, f"{self._where}: {shape}", *paces, bound, self._ops_line(), self._host_line()]
+        lines = [advice, f"{self._where}: {shape}", *paces, bound, self._ops_line()]
         return "\n".join(filter(None, lines))

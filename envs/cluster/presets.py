@@ -7,8 +7,8 @@ the CUDA context. No datasheet states launch times and latencies: 6 us to launch
 a copy are usual for PyTorch on CUDA.
 
 Those with calibrated costs have devices and links of `envs.cluster.kinds`; each
-says what of its links was not measured. `issue_s` is 0 in all, as it depends on the host; that of one H100
-needed 26 us for an op.
+says what of its links was not measured. They count the host of eager PyTorch (`envs.cluster.host`), the
+others none.
 
 Sources:
     K80: NVIDIA Tesla K80 board specification BD-07317-001, one of the board's two GK210.
@@ -29,6 +29,7 @@ import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import how_to_measure, is_own_cluster, own_cluster_file, read_cluster
+from envs.cluster.host import EAGER_ISSUE_S
 from envs.cluster.kinds import KINDS, Link, measured_links
 from envs.cluster.named import named_cluster
 from graphs.system.registry import Registry
@@ -212,6 +213,8 @@ def three_consumer_boards() -> Cluster:
 def calibrated(name: str, kinds: Sequence[str], link: Link, **rules: object) -> Cluster:
     """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal measured links.
 
+    Its host issues ops as eager PyTorch does.
+
     Args:
         kinds: names of `KINDS`.
         rules: further fields of `Cluster`.
@@ -223,6 +226,7 @@ def calibrated(name: str, kinds: Sequence[str], link: Link, **rules: object) -> 
         np.full(shape, link.bytes_per_s),
         np.full(shape, link.latency_s),
         n_half_bytes=link.n_half_bytes,
+        issue_s=EAGER_ISSUE_S,
         **rules,  # type: ignore[arg-type]
     )
 

@@ -23,6 +23,7 @@ from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
 from agent.training.problems import Split
 from agent.training.trainer import train
+from envs.cluster.host import NONE, with_host
 from envs.cluster.presets import get_cluster
 from envs.objective import PIPELINE, STEP, PipelineObjective
 from envs.pipeline.pipeline import Pipeline
@@ -49,7 +50,7 @@ def graph_of(family: str, number: int, granularity: str) -> OpGraph:
 def problem_of(graph: OpGraph, cluster: str) -> Problem:
     """A graph on a cluster: a preset, after `pair` with links of pairs, after `tight` with little memory."""
     *rules, name = cluster.split()
-    preset = get_cluster(name)
+    preset = with_host(get_cluster(name), NONE)
     problem = Problem(graph, replace(preset, sharing="pair") if "pair" in rules else preset)
     if "tight" not in rules:
         return problem

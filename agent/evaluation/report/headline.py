@@ -23,7 +23,7 @@ from agent.evaluation.comparison.summary import milliseconds
 from agent.evaluation.report.tables import render
 from agent.evaluation.results import Trial, name_of
 from agent.placers.base import PLACERS
-from agent.placing.handover.explain import advice_text, what_to_use
+from agent.placing.handover.explain import advice_text, as_graph, what_to_use
 from agent.placing.request import DATA_PARALLEL
 
 LEAST = 0.0005
@@ -65,7 +65,8 @@ def advice_of(trials: Sequence[Trial], answers: Answers | None = None) -> str:
     over += ", uncalibrated" * any(trial.cluster in uncalibrated for trial in solved)
     best = f"the {kind} of {name_of(*ranked[0])} ({milliseconds(step_s)} ms{over})" if ranked else ""
     placement = best or f"the best {kind}", step_s
-    text = advice_text(use, placement, ("one device", single_s), batch_s or 0.0)
+    text = as_graph(answers.host_line(trials) if answers else "")
+    text += advice_text(use, placement, ("one device", single_s), batch_s or 0.0)
     text += " for all of them" * (n_graphs > 1 and text.endswith("has the memory"))
     changes = answers.data_parallel_changes(trials) if answers and use == "data parallel" else ""
     return f"{text}; {changes}" if changes else text

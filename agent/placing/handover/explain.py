@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from envs.objective import Objective
 from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
@@ -24,6 +25,9 @@ from graphs.system.numbers import in_ms
 
 SMALL = 0.05
 """Share of the step below which a gain is no bottleneck."""
+UNCOUNTED = " (not counted: --host eager)"
+CAPTURE = "capture the step as a CUDA graph (--host graph)"
+"""Words on hosts: that none is counted, and what makes them faster."""
 WIDTH = 80
 """Characters of a line."""
 WORTH_IT = 0.02
@@ -66,6 +70,7 @@ class Explanation:
         data_parallel: what data parallelism would do with the same devices.
         changes: what it changes in the training.
         device_names: of the cluster; all names are shortened.
+        host: line of `host_line`, empty if the devices take longer than the host.
         fullest: device with the greatest share of its memory in use.
         fullest_share: that share at its peak.
     """
@@ -83,6 +88,7 @@ class Explanation:
     single_s: float | None
     data_parallel: DataParallelStep
     changes: str
+    host: str
     device_names: tuple[str, ...]
     fullest: str
     fullest_share: float
@@ -112,10 +118,12 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
         step: simulated step under that placement.
     """
     seconds = problem.op_seconds[np.arange(problem.graph.n_ops), device_of]
+    objective = Objective(problem)
+    at_once = objective.without_host().problem
     path = b_level(problem.graph, seconds, np.zeros(problem.graph.n_tensors))
     times = {
         "total_s": step.total_s,
-        "no_host_s": step_time_s(without_host(problem), device_of),
+        "no_host_s": step_time_s(at_once, device_of),
         "no_copies_s": step_time_s(without_copies(problem), device_of),
         "critical_path_s": float(path.max(initial=0.0)),
         "balanced_s": balanced_s(problem),
@@ -124,6 +132,7 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
     share = step.peak_bytes / problem.cluster.memory_bytes
     names = tuple(shortened(device.name) for device in problem.cluster.devices)
     single, parallel = fastest_single(problem), simulate_data_parallel(problem)
+    devices_s = [times["no_host_s"], *([fastest_single(at_once).step_s] if single.fits else [])]
     return Explanation(
         bottleneck=_bottleneck(step, times),
         busy_s=tuple(step.busy_s.tolist()),
@@ -133,16 +142,12 @@ def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanatio
         single_s=single.step_s if single.fits else None,
         data_parallel=parallel,
         changes=data_parallel_changes([problem.graph], [parallel.n_replicas]),
+        host=host_line(objective, min(devices_s)),
         device_names=names,
         fullest=names[int(np.argmax(share))],
         fullest_share=float(share.max()),
         **times,
     )
-
-
-def without_host(problem: Problem) -> Problem:
-    """Returns the problem with a host that issues everything at once."""
-    return replace(problem, cluster=replace(problem.cluster, issue_s=0.0), seconds=problem.op_seconds)
 
 
 def without_copies(problem: Problem) -> Problem:
@@ -200,6 +205,7 @@ def explain_lines(found: Explanation) -> list[str]:
         "no device has the memory" if found.single_s is None else f"{found.single} {in_ms(found.single_s)}"
     )
     return [
+        *host_lines(found.host),
         *advice_line(found).splitlines(),
         _reason(found),
         f"step: {in_ms(total_s)}; devices busy: {busy}",
@@ -213,10 +219,13 @@ def explain_lines(found: Explanation) -> list[str]:
 
 
 def advice_line(found: Explanation) -> str:
-    """Says what to use: this placement, one device or data parallelism; wrapped at 80 characters."""
+    """Says what to use: this placement, one device or data parallelism; wrapped at 80 characters.
+
+    If the host bounds the step and is not counted, it is what to use as a CUDA graph.
+    """
     placement = "this placement", None if found.bottleneck == "memory" else found.total_s
     single, batch_s = (f"one device, {found.single}", found.single_s), found.data_parallel.seconds_per_batch
-    text = advice_text(found.advice, placement, single, batch_s, CAUSES[found.cause])
+    text = as_graph(found.host) + advice_text(found.advice, placement, single, batch_s, CAUSES[found.cause])
     text += f"; {found.changes}" if found.advice == "data parallel" else ""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
@@ -270,11 +279,29 @@ def _why_uncut(graph: OpGraph, count: int) -> str:
     return f" (this one of {max(sizes)} is not cut evenly)" if uneven else ""
 
 
-def host_line(host_s: float, step_s: float) -> str:
-    """Says that a host takes longer to issue a step than the step without that; empty if it does not."""
-    if host_s <= step_s:
+def host_line(objective: Objective, devices_s: float) -> str:
+    """Says that the host takes longer to issue a step than the devices to run it; empty if it does not.
+
+    Args:
+        devices_s: seconds of the step if it were issued at once.
+    """
+    host_s, counts = objective.eager_host_s, objective.problem.cluster.issue_s > 0
+    if host_s <= devices_s:
         return ""
-    return f"not counted: the host, {in_ms(host_s)} or more to issue all ops eagerly (issue_s)"
+    return (
+        f"the host{UNCOUNTED * (not counts)} needs {in_ms(host_s)} to issue the ops, the devices "
+        f"{in_ms(devices_s)}: {CAPTURE}; until then no placement makes it shorter than that"
+    )
+
+
+def host_lines(host: str) -> list[str]:
+    """Wraps the line of a host at 80 characters."""
+    return textwrap.wrap(host, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def as_graph(host: str) -> str:
+    """Begins an advice that holds for a CUDA graph alone, as a host that is not counted bounds the step."""
+    return "as a CUDA graph, " if UNCOUNTED in host else ""
 
 
 def times_as_fast(longer_s: float, shorter_s: float) -> str:

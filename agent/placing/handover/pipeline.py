@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.placing.handover.explain import what_to_use
+from agent.placing.handover.explain import as_graph, host_line, host_lines, what_to_use
 from agent.placing.handover.module_devices import around
 from agent.placing.handover.trace import pipeline_trace, write_trace
 from envs.objective import PipelineBaselines, PipelineObjective
@@ -103,7 +103,9 @@ def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaseli
 def pipeline_lines(objective: PipelineObjective, stages: Stages, step: PipelineTime) -> list[str]:
     """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
     pipeline, baselines, n_stages = objective.pipeline, objective.baselines, len(stages.devices)
-    lines = [pipeline_advice(n_stages, step, baselines)]
+    host = host_line(objective, objective.without_host().pipelined.simulate(stages).total_s)
+    advice = as_graph(host) + pipeline_advice(n_stages, step, baselines)
+    lines = ["\n".join([*host_lines(host), advice])]
     lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
     steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
     for name, (step_s, fits) in steps.items():

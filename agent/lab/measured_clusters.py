@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
-from agent.lab.pivot import Row, Rows
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from agent.lab.pivot import Row, Rows, read_table
+from envs.cluster.presets import get_cluster
+from envs.pipeline.pipeline import ONE_F_ONE_B, Pipeline
+from envs.pipeline.replicas import pipelined_of
+from envs.problem import Problem
+from graphs.io.graph_files import read_graphs, write_graphs
+from graphs.op_graph import OpGraph
+from graphs.system.progress import followed
 
 BROKEN = 0.5
 """Share of the tokens a second of a comparable run below which a run counts as broken."""
+GIB = 2.0**30
+GPUS = 8
+"""GPUs of a node."""
+LENGTH = 4096
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A configuration of the sweep, measured and predicted.
+
+    Attributes:
+        use: `used`, `broken` or `failed`.
+        measured_s, predicted_s: seconds of a step; measured is 0 if the run failed.
+        measured_gib, predicted_gib: peak memory of the first GPU.
+        most_gib: predicted peak memory of the fullest GPU.
+        fits: whether all GPUs are predicted to have the memory.
+    """
+
+    model: str
+    nodes: int
+    dp: int
+    pp: int
+    zero: int
+    mbs: int
+    microbatches: int
+    use: str
+    measured_s: float
+    predicted_s: float
+    measured_gib: float
+    predicted_gib: float
+    most_gib: float
+    fits: bool
 
 
 def is_broken(run: Row, runs: Rows) -> bool:

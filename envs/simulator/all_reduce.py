@@ -48,6 +48,43 @@ def buckets_of(sizes: FloatArray) -> IntArray:
     return bucket
 
 
+def all_reduce_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
+    """Computes how long all-reduces take that run one after another, each on a ring or on two trees.
+
+    A tree is a chain in each node and binary over the nodes, so that its latency grows with their logarithm;
+    of the two, each carries half of the bytes. It pays for small tensors of many nodes.
+
+    Args:
+        ring: devices, ascending, int (n_replicas,).
+        sizes: bytes of each all-reduce, (n,).
+
+    Returns:
+        Seconds, (n,).
+
+    Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 35(12), 2009; `graph/tuning.cc` of NCCL 2.21.
+    """
+    ring_s, cluster, per_node = ring_seconds(problem, ring, sizes), problem.cluster, node_size(problem, ring)
+    if per_node == 1:
+        return ring_s
+    near, far = (ring[0], ring[1]), (ring[0], ring[-1])
+    rate = np.asarray(cluster.bytes_per_s)
+    sent_s = sizes / min(rate[near], per_node * rate[far])
+    depth, latency_s = np.ceil(np.log2(len(ring) / per_node)), np.asarray(cluster.latency_s)
+    waits_s = depth * latency_s[far] + (per_node - 1) * latency_s[near]
+    return np.minimum(ring_s, 2 * (sent_s + waits_s))
+
+
+def node_size(problem: Problem, ring: IntArray) -> int:
+    """Returns the least number of a ring's devices that share a node; 1 if all their links are equal.
+
+    Devices share a node if their link is faster than the slowest one.
+    """
+    rate = np.asarray(problem.cluster.bytes_per_s)[np.ix_(ring, ring)].astype(np.float64)
+    np.fill_diagonal(rate, np.inf)
+    return int((rate > rate.min()).sum(axis=1).min())
+
+
 def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
     """Computes how long all-reduces take that run one after another on a ring of devices.
 
@@ -57,7 +94,8 @@ def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatAr
 
     Returns:
         Seconds, (n,): 2 (R - 1) rounds, in each of which every device sends 1 / R of the bytes; a round lasts
-        as long as on the slowest link.
+        as long as on the slowest link. If several devices share each node, as many rings have an equal share
+        of the bytes each, and leave the node by another device.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
     69(2), 2009.
@@ -67,7 +105,8 @@ def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatAr
         return np.zeros(len(sizes))
     link = (ring, np.roll(ring, -1))
     bandwidth, latency_s = np.asarray(cluster.bytes_per_s)[link], np.asarray(cluster.latency_s)[link]
-    sent_bytes = sizes[:, None] / n_replicas + cluster.n_half_matrix[link]
+    rings = np.where(bandwidth > bandwidth.min(), 1, node_size(problem, ring))
+    sent_bytes = sizes[:, None] / n_replicas / rings + cluster.n_half_matrix[link]
     round_s = (sent_bytes / bandwidth + latency_s).max(axis=1) + cluster.transfer_gap_s
     seconds: FloatArray = 2 * (n_replicas - 1) * round_s
     return seconds

@@ -1,0 +1,139 @@
+"""Models of nanotron as its benchmark of December 2024 ran them: their modules, and its split into stages.
+
+Source: huggingface/nanotron (Apache-2.0), `models/llama.py`, `models/base.py` and
+`parallel/tensor_parallel/functional.py`. Norms are fused there and here, attention is causal, projections of
+queries, keys and values are one product and so are gate and up; logits are cast to fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from graphs.capture.capture import capture
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
+
+LENGTH, WORDS, HEADS = 4096, 131_072, 32
+
+
+class Sizes(NamedTuple):
+    """Sizes of a model; keys and values have as many heads as queries."""
+
+    hidden: int
+    layers: int
+    inner: int
+    tied: bool
+
+
+MODELS = {"1B": Sizes(2048, 16, 8192, True), "8B": Sizes(4096, 32, 14336, False)}
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The loss of each word by separate ops in fp32, which keeps the softmax for its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, words: Tensor) -> Tensor:
+        """Returns the loss of each word, (n,), of logits, (n, WORDS)."""
+        picked, most = logits.gather(1, words[:, None]), logits.amax(-1, keepdim=True)
+        softmax = (logits - most).exp_()
+        total = softmax.sum(-1, keepdim=True)
+        ctx.save_for_backward(softmax.div_(total), words)
+        return (total.log() + most - picked)[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Returns the gradient of the logits."""
+        softmax, words = ctx.saved_tensors
+        softmax.scatter_add_(1, words[:, None], torch.full_like(words[:, None], -1, dtype=softmax.dtype))
+        return softmax.mul_(gradients[0][:, None]), None
+
+
+class Layer(nn.Module):
+    """A decoder layer."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        hidden = sizes.hidden
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
+        self.qkv, self.out = (nn.Linear(hidden, n * hidden, bias=False) for n in (3, 1))
+        self.gate_up = nn.Linear(hidden, 2 * sizes.inner, bias=False)
+        self.down = nn.Linear(sizes.inner, hidden, bias=False)
+
+    def forward(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Returns hidden states, (batch, LENGTH, hidden)."""
+
+        def rotated(states: Tensor) -> Tensor:
+            one, other = states.chunk(2, -1)
+            return states * cos + torch.cat((-other, one), -1) * sin
+
+        qkv = self.qkv(self.norms[0](states)).view(*states.shape[:2], 3, HEADS, -1)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).contiguous()
+        mixed = functional.scaled_dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
+        states = states + self.out(mixed.transpose(1, 2).reshape(states.shape))
+        gate, up = self.gate_up(self.norms[1](states)).chunk(2, -1)
+        return states + self.down(functional.silu(gate) * up)  # type: ignore[no-any-return]
+
+
+class Llama(nn.Module):
+    """A language model with its loss."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, sizes.hidden)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.norm, self.head = nn.RMSNorm(sizes.hidden), nn.Linear(sizes.hidden, WORDS, bias=False)
+        if sizes.tied:
+            self.head.weight = self.embed.weight
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.zeros(LENGTH, sizes.hidden // HEADS))
+
+    def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+        """Returns the loss of words and labels, each (batch, LENGTH)."""
+        states = self.embed(words)
+        for layer in self.layers:
+            states = layer(states, self.cos, self.sin)
+        logits = self.head(self.norm(states)).float()
+        return CrossEntropy.apply(logits.flatten(0, 1), labels.flatten()).mean()  # type: ignore[no-any-return]
+
+
+def captured(sizes: Sizes, batch: int) -> OpGraph:
+    """Captures the step of a microbatch, with gradients and weights of the optimizer in fp32."""
+    with torch.device("meta"):
+        model, words = Llama(sizes).to(torch.bfloat16), torch.zeros(batch, LENGTH, dtype=torch.long)
+    kept = {"master_weights": "fp32", "gradient_dtype": "fp32"}
+    return capture(model, (words, words), optimizer="adamw", **kept)  # type: ignore[arg-type]
+
+
+def stage_of_blocks(sizes: Sizes, n_stages: int) -> list[int]:
+    """Splits embedding, layers, norm, head and loss by their matrix products, as nanotron does.
+
+    A stage ends with the block that brings the cost above its share. By the memory of the first GPU, a block
+    that meets the share exactly ends it too.
+    """
+    layer, head = 4 * sizes.hidden**2 + 3 * sizes.hidden * sizes.inner, WORDS * sizes.hidden
+    costs = [0, *[layer] * sizes.layers, 0, head, 0]
+    stage, reached, stages = 0, 0, list[int]()
+    for cost in costs:
+        stages.append(stage)
+        reached += cost
+        if reached * n_stages >= sum(costs) * (stage + 1) and stage < n_stages - 1:
+            stage += 1
+    return stages
+
+
+def block_of_ops(graph: OpGraph) -> IntArray:
+    """Finds the block of each op of the forward pass, -1 for all others, int64 (n_ops,)."""
+    blocks, block, last = np.full(graph.n_ops, -1), 0, 0
+    for op in np.flatnonzero(~graph.is_source & (np.array(graph.phases) == "forward")):
+        module, _, number = graph.op_names[op].partition("/")[0].partition(".")
+        if module == "layers":
+            block = last = 1 + int(number.partition(".")[0])
+        elif block:
+            block = last + {"norm": 1, "head": 2}.get(module, 3)
+        blocks[op] = block
+    return blocks

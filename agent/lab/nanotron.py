@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
-from graphs.system.array_types import IntArray
 
 LENGTH, WORDS, HEADS = 4096, 131_072, 32
 
@@ -109,31 +107,19 @@ def captured(sizes: Sizes, batch: int) -> OpGraph:
     return capture(model, (words, words), optimizer="adamw", **kept)  # type: ignore[arg-type]
 
 
-def stage_of_blocks(sizes: Sizes, n_stages: int) -> list[int]:
-    """Splits embedding, layers, norm, head and loss by their matrix products, as nanotron does.
+def rank_of_layers(sizes: Sizes, n_stages: int) -> list[int]:
+    """Splits a model by the cost of its parts: a stage ends with the layer that makes it meet its share.
 
-    A stage ends with the block that brings the cost above its share. By the memory of the first GPU, a block
-    that meets the share exactly ends it too.
+    Returns:
+        Rank of each layer, ascending; norm, head and loss are on the last rank.
+
+    Costs are those of nanotron, the products of a word with weights. No record has the splits that ran. In
+    `models/base.py` a share must be exceeded, and the head may be apart from the loss; the memory of the first
+    GPU and the times of eight and more stages agree with neither.
     """
     layer, head = 4 * sizes.hidden**2 + 3 * sizes.hidden * sizes.inner, WORDS * sizes.hidden
-    costs = [0, *[layer] * sizes.layers, 0, head, 0]
-    stage, reached, stages = 0, 0, list[int]()
-    for cost in costs:
-        stages.append(stage)
-        reached += cost
-        if reached * n_stages >= sum(costs) * (stage + 1) and stage < n_stages - 1:
-            stage += 1
-    return stages
-
-
-def block_of_ops(graph: OpGraph) -> IntArray:
-    """Finds the block of each op of the forward pass, -1 for all others, int64 (n_ops,)."""
-    blocks, block, last = np.full(graph.n_ops, -1), 0, 0
-    for op in np.flatnonzero(~graph.is_source & (np.array(graph.phases) == "forward")):
-        module, _, number = graph.op_names[op].partition("/")[0].partition(".")
-        if module == "layers":
-            block = last = 1 + int(number.partition(".")[0])
-        elif block:
-            block = last + {"norm": 1, "head": 2}.get(module, 3)
-        blocks[op] = block
-    return blocks
+    total, stage, ranks = layer * sizes.layers + head, 0, list[int]()
+    for index in range(sizes.layers):
+        ranks.append(stage)
+        stage += layer * (index + 1) * n_stages >= total * (stage + 1)
+    return ranks

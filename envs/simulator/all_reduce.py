@@ -51,38 +51,29 @@ def buckets_of(sizes: FloatArray) -> IntArray:
 def all_reduce_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
     """Computes how long all-reduces take that run one after another, each on a ring or on two trees.
 
-    A tree is a chain in each node and binary over the nodes, so that its latency grows with their logarithm;
-    of the two, each carries half of the bytes. It pays for small tensors of many nodes.
+    Trees are chains within nodes and binary between them, so their latency grows with the logarithm of the
+    nodes; each carries half of the bytes up and down again. They pay for small tensors of many nodes. Devices
+    share a node if their link is faster than the slowest one.
 
     Args:
         ring: devices, ascending, int (n_replicas,).
         sizes: bytes of each all-reduce, (n,).
 
     Returns:
-        Seconds, (n,).
+        Seconds, (n,); those of the ring if all links are equal.
 
     Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-    Parallel Computing 35(12), 2009; `graph/tuning.cc` of NCCL 2.21.
+    Parallel Computing 35(12), 2009; `graph/tuning.cc` of NCCL.
     """
-    ring_s, cluster, per_node = ring_seconds(problem, ring, sizes), problem.cluster, node_size(problem, ring)
+    ring_s, cluster = ring_seconds(problem, ring, sizes), problem.cluster
+    rate = np.asarray(cluster.bytes_per_s)[np.ix_(ring, ring)] + np.diag(np.full(len(ring), np.inf))
+    per_node = int((rate > rate.min()).sum(axis=1).min())
     if per_node == 1:
         return ring_s
-    near, far = (ring[0], ring[1]), (ring[0], ring[-1])
-    rate = np.asarray(cluster.bytes_per_s)
-    sent_s = sizes / min(rate[near], per_node * rate[far])
-    depth, latency_s = np.ceil(np.log2(len(ring) / per_node)), np.asarray(cluster.latency_s)
-    waits_s = depth * latency_s[far] + (per_node - 1) * latency_s[near]
-    return np.minimum(ring_s, 2 * (sent_s + waits_s))
-
-
-def node_size(problem: Problem, ring: IntArray) -> int:
-    """Returns the least number of a ring's devices that share a node; 1 if all their links are equal.
-
-    Devices share a node if their link is faster than the slowest one.
-    """
-    rate = np.asarray(problem.cluster.bytes_per_s)[np.ix_(ring, ring)].astype(np.float64)
-    np.fill_diagonal(rate, np.inf)
-    return int((rate > rate.min()).sum(axis=1).min())
+    latency_s = np.asarray(cluster.latency_s)[np.ix_(ring, ring)]
+    depth = np.ceil(np.log2(len(ring) / per_node))
+    waits_s = depth * latency_s[0, -1] + (per_node - 1) * latency_s[0, 1]
+    return np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
 
 
 def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
@@ -94,8 +85,7 @@ def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatAr
 
     Returns:
         Seconds, (n,): 2 (R - 1) rounds, in each of which every device sends 1 / R of the bytes; a round lasts
-        as long as on the slowest link. If several devices share each node, as many rings have an equal share
-        of the bytes each, and leave the node by another device.
+        as long as on the slowest link.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
     69(2), 2009.
@@ -105,8 +95,7 @@ def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatAr
         return np.zeros(len(sizes))
     link = (ring, np.roll(ring, -1))
     bandwidth, latency_s = np.asarray(cluster.bytes_per_s)[link], np.asarray(cluster.latency_s)[link]
-    rings = np.where(bandwidth > bandwidth.min(), 1, node_size(problem, ring))
-    sent_bytes = sizes[:, None] / n_replicas / rings + cluster.n_half_matrix[link]
+    sent_bytes = sizes[:, None] / n_replicas + cluster.n_half_matrix[link]
     round_s = (sent_bytes / bandwidth + latency_s).max(axis=1) + cluster.transfer_gap_s
     seconds: FloatArray = 2 * (n_replicas - 1) * round_s
     return seconds

@@ -1,8 +1,11 @@
-"""Models of nanotron as its benchmark of December 2024 ran them: their modules, and its split into stages.
+"""Models whose steps others measured.
+
+Those of nanotron are as its benchmark of December 2024 ran them: norms are fused, queries, keys and values
+are one product, as gate and up are, and logits are cast to fp32. Those of Megatron and accelerate are the
+nearest ones of transformers.
 
 Source: huggingface/nanotron (Apache-2.0), `models/llama.py`, `models/base.py` and
-`parallel/tensor_parallel/functional.py`. Norms are fused there and here, attention is causal, projections of
-queries, keys and values are one product and so are gate and up; logits are cast to fp32.
+`parallel/tensor_parallel/functional.py`.
 """
 
 from __future__ import annotations
@@ -10,17 +13,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
 from graphs.capture.capture import capture
+from graphs.capture.decoding import capture_decoding
 from graphs.op_graph import OpGraph
 
 LENGTH, WORDS, HEADS = 4096, 131_072, 32
+"""Words of a sequence and of the vocabulary, and heads of the models of nanotron."""
+PROMPT = 32
+"""Words before the one that accelerate's models generate; not published."""
 
 
 class Sizes(NamedTuple):
-    """Sizes of a model; keys and values have as many heads as queries."""
+    """Sizes of a model of nanotron; keys and values have as many heads as queries."""
 
     hidden: int
     layers: int
@@ -52,7 +60,7 @@ class CrossEntropy(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A decoder layer."""
+    """A decoder layer of nanotron."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -78,7 +86,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A language model with its loss."""
+    """A language model of nanotron with its loss."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -90,21 +98,68 @@ class Llama(nn.Module):
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.zeros(LENGTH, sizes.hidden // HEADS))
 
-    def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss of words and labels, each (batch, LENGTH)."""
-        states = self.embed(words)
+        states = self.embed(input_ids)
         for layer in self.layers:
             states = layer(states, self.cos, self.sin)
         logits = self.head(self.norm(states)).float()
         return CrossEntropy.apply(logits.flatten(0, 1), labels.flatten()).mean()  # type: ignore[no-any-return]
 
 
-def captured(sizes: Sizes, batch: int) -> OpGraph:
-    """Captures the step of a microbatch, with gradients and weights of the optimizer in fp32."""
+def _trained(model: nn.Module, batch: int, length: int) -> OpGraph:
+    """Captures a training step in bf16, with gradients and weights of the optimizer in fp32."""
+    words = torch.zeros(batch, length, dtype=torch.long, device="meta")
+    inputs = {"input_ids": words, "labels": words}
+    model = model.to(torch.bfloat16)
+    return capture(model, inputs, optimizer="adamw", master_weights="fp32", gradient_dtype="fp32")
+
+
+def nanotron(sizes: Sizes, batch: int) -> OpGraph:
+    """Captures the step of a microbatch of nanotron."""
     with torch.device("meta"):
-        model, words = Llama(sizes).to(torch.bfloat16), torch.zeros(batch, LENGTH, dtype=torch.long)
-    kept = {"master_weights": "fp32", "gradient_dtype": "fp32"}
-    return capture(model, (words, words), optimizer="adamw", **kept)  # type: ignore[arg-type]
+        return _trained(Llama(sizes), batch, LENGTH)
+
+
+def megatron(*columns: tuple[str, Any]) -> OpGraph:
+    """Captures the step of a microbatch of Megatron; here nothing is tied, and GPT has rotary positions."""
+    row = dict(columns)
+    sizes: dict[str, Any] = {
+        "hidden_size": row["hidden"],
+        "num_hidden_layers": row["layers"],
+        "num_attention_heads": row["heads"],
+        "intermediate_size": 4 * row["hidden"],
+        "max_position_embeddings": row["seq"],
+        "tie_word_embeddings": False,
+        "use_cache": False,
+    }
+    with torch.device("meta"):
+        if row["family"] == "bert":
+            bert = transformers.BertConfig(vocab_size=30_592, attn_implementation="eager", **sizes)
+            model: nn.Module = transformers.BertForMaskedLM(bert)
+        else:
+            sizes |= {"num_key_value_heads": row["groups"], "residual_dropout": 0.1}
+            gpt = transformers.Starcoder2Config(vocab_size=131_200, **sizes)
+            model = transformers.Starcoder2ForCausalLM(gpt)
+        return _trained(model, row["mbs"], row["seq"])
+
+
+def decoding(name: str, precision: str) -> OpGraph:
+    """Captures the step of a word after a prompt."""
+    with torch.device("meta"):
+        if name == "t0pp-11b":
+            config = transformers.T5Config(
+                d_model=4096, d_ff=10_240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu",
+                tie_word_embeddings=False,
+            )  # fmt: skip
+            model: nn.Module = transformers.T5ForConditionalGeneration(config)
+        elif name == "gpt-j-6b":
+            model = transformers.GPTJForCausalLM(transformers.GPTJConfig())
+        else:
+            model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig())
+    words = torch.zeros(1, PROMPT, dtype=torch.long, device="meta")
+    model = model.to(torch.float16 if precision == "fp16" else torch.float32)
+    return capture_decoding(model, {"input_ids": words}, PROMPT).graph
 
 
 def rank_of_layers(sizes: Sizes, n_stages: int) -> list[int]:
@@ -114,8 +169,8 @@ def rank_of_layers(sizes: Sizes, n_stages: int) -> list[int]:
         Rank of each layer, ascending; norm, head and loss are on the last rank.
 
     Costs are those of nanotron, the products of a word with weights. No record has the splits that ran. In
-    `models/base.py` a share must be exceeded, and the head may be apart from the loss; the memory of the first
-    GPU and the times of eight and more stages agree with neither.
+    `models/base.py` a share must be exceeded, and the head may be apart from the loss; the memory of the
+    first GPU and the times of eight and more stages agree with neither.
     """
     layer, head = 4 * sizes.hidden**2 + 3 * sizes.hidden * sizes.inner, WORDS * sizes.hidden
     total, stage, ranks = layer * sizes.layers + head, 0, list[int]()

@@ -70,9 +70,9 @@ def all_reduce_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> F
     per_node = int((rate > rate.min()).sum(axis=1).min())
     if per_node == 1:
         return ring_s
-    latency_s = np.asarray(cluster.latency_s)[np.ix_(ring, ring)]
-    depth = np.ceil(np.log2(len(ring) / per_node))
-    waits_s = depth * latency_s[0, -1] + (per_node - 1) * latency_s[0, 1]
+    latency_s, is_near = np.asarray(cluster.latency_s)[np.ix_(ring, ring)], rate > rate.min()
+    depth, chain = np.ceil(np.log2(len(ring) / per_node)), per_node - 1
+    waits_s = depth * latency_s[~is_near].max() + chain * latency_s[is_near & (rate < np.inf)].max()
     return np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
 
 

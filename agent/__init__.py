@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent.instances.instance import list_instances, load_instance
+    from agent.placing.fits import fits
     from agent.placing.place import place
     from agent.placing.plan import PipelinePlan, Plan
     from envs.pipeline.pipeline import Pipeline
@@ -16,12 +17,13 @@ for _name in ("envs", "graphs"):
     if _file and Path(_file).resolve().parents[1] != Path(__file__).resolve().parents[1]:
         raise ImportError(f"{_file} hides Placewalk's package '{_name}'; rename it")
 
-__all__ = ["Pipeline", "PipelinePlan", "Plan", "list_instances", "load_instance", "place"]
+__all__ = ["Pipeline", "PipelinePlan", "Plan", "fits", "list_instances", "load_instance", "place"]
 
 
 def __getattr__(name: str) -> object:
     """Loads the front door at its first use, so that `import agent` loads nothing."""
     if name in __all__:
         home = "instances.instance" if "instance" in name else "placing.place"
+        home = "placing.fits" if name == "fits" else home
         return getattr(import_module(f"agent.{home}"), name)
     raise AttributeError(f"module 'agent' has no attribute '{name}'; it has {', '.join(__all__)}")

@@ -141,4 +141,11 @@ def _columns(words: str) -> str:
     return _table(["column", "type", "meaning"], *cells)
 
 
-TABLES = {"flags": _flags, "registry": _registry, "columns": _columns}
+def _kinds(place: str) -> str:
+    """The rows of a function, and what a module says of them."""
+    rows, module = place.split()
+    table = _table(["name", "memory for tensors", "op times", "links", "between nodes"], *_find(rows)())
+    return f"{inspect.getdoc(import_module(module))}\n\n{table}"
+
+
+TABLES = {"flags": _flags, "registry": _registry, "columns": _columns, "kinds": _kinds}

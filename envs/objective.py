@@ -15,7 +15,7 @@ from envs.cluster.host import NONE, eager_issue_s, with_host
 from envs.pipeline.chain import Chain
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
-from envs.pipeline.stages import Stages, check_cluster, stages_of
+from envs.pipeline.stages import Stages, check_cluster, phases_of, stages_of
 from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps, simulate_data_parallel
@@ -198,7 +198,7 @@ class PipelineObjective(Objective):
     @property
     def eager_host_s(self) -> float:
         """Seconds in which hosts, one per device, issue equal shares of the ops eagerly; as of one batch."""
-        runs = np.where(self.pipelined.arrays.phase < 2, self.pipeline.microbatches, 1)
+        runs = np.where(phases_of(self.problem.graph) == 2, 1, self.pipeline.microbatches)
         n_issued = float(runs[(self.problem.op_seconds > 0).any(axis=1)].sum())
         return eager_issue_s(self.problem.cluster) * n_issued / self.problem.n_devices
 

@@ -147,14 +147,19 @@ class Problem:
         estimate; `simulate` is exact.
         """
         graph = self.graph
+        kept = np.bincount(graph.tensor_producer, self.saved_bytes, minlength=graph.n_ops)
+        return np.bincount(graph.unit_of, graph.resident_bytes + kept).astype(np.float64)
+
+    @cached_property
+    def saved_bytes(self) -> FloatArray:
+        """Bytes of the forward results that the backward pass reads, 0 for other tensors, (n_tensors,)."""
+        graph = self.graph
         backward = np.array([phase == "backward" for phase in graph.phases], dtype=bool)
         tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
         saved = np.zeros(graph.n_tensors, dtype=bool)
         saved[tensor[backward[graph.consumers.items]]] = True
         saved &= ~backward[graph.tensor_producer] & (graph.tensor_owner < 0)
-        kept = np.where(saved, graph.tensor_bytes, 0.0)
-        per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
-        return np.bincount(graph.unit_of, per_op).astype(np.float64)
+        return np.where(saved, graph.tensor_bytes, 0.0)
 
     def with_graph(self, graph: OpGraph) -> Problem:
         """Returns the problem of another graph on the cluster, with the times of the cost model."""

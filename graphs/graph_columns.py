@@ -87,8 +87,6 @@ class GraphColumns:
         shapes: shape of the first tensor that each op makes; None where it is not known (the default).
         tree: whether each module of the model has a forward pass, as lists of modules have none, by path in
             the order of registration; empty where it is not known (the default). Files do not hold it.
-        cast_bytes: those of `resident_bytes` that are copies of weights which autocast keeps, (n_ops,); zeros
-            by default. Files do not hold them.
         tied: paths under which the captured module holds one tensor several times, or one submodule without
             tensors; a tensor's first path is the name of its parameter op.
     """
@@ -113,7 +111,6 @@ class GraphColumns:
     sources: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     tree: Mapping[str, bool] = field(default_factory=dict)
-    cast_bytes: FloatArray = field(default_factory=lambda: np.zeros(0))
     tied: tuple[tuple[str, ...], ...] = ()
 
     @property

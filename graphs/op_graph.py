@@ -12,7 +12,7 @@ import numpy as np
 
 from graphs.graph_columns import AMOUNTS, EXTENTS, IMAGE_SIDES, Csr, GraphColumns, GraphError, check_graph
 from graphs.op_records import parse_ops
-from graphs.system.array_types import BoolArray, FloatArray, IntArray
+from graphs.system.array_types import BoolArray, IntArray
 from graphs.system.errors import shortened
 from graphs.system.json_files import FileFormatError
 
@@ -35,7 +35,6 @@ class OpGraph(GraphColumns):
         unknown["shapes"] = (None,) * self.n_ops
         for column, count in (("gemm", EXTENTS), ("image", IMAGE_SIDES)):
             unknown[column] = np.zeros((self.n_ops, count), dtype=np.int64)
-        unknown["cast_bytes"] = np.zeros(self.n_ops)
         for column, values in unknown.items():
             if not len(getattr(self, column)):
                 object.__setattr__(self, column, values)
@@ -89,23 +88,6 @@ class OpGraph(GraphColumns):
         gradient = is_update[reader] & ~of_parameter[tensor]
         owner[tensor[gradient]] = reader[gradient]
         return owner
-
-    @cached_property
-    def state_bytes(self) -> FloatArray:
-        """Bytes of `resident_bytes` that an optimizer keeps: its states, and master weights; (n_ops,).
-
-        They are what the parameters of a placement unit keep beyond weights and gradients, and are counted at
-        the unit's first update. Where there is no update they are 0.
-        """
-        unit, owner = self.unit_of, self.tensor_owner
-        counted = np.flatnonzero(owner >= 0)
-        of_unit = np.bincount(unit, self.resident_bytes - self.cast_bytes)
-        of_unit -= np.bincount(unit[owner[counted]], self.tensor_bytes[counted], len(of_unit))
-        updates = np.flatnonzero(np.array(self.phases) == "optimizer")
-        _, first = np.unique(unit[updates], return_index=True)
-        states = np.zeros(self.n_ops)
-        states[updates[first]] = np.maximum(of_unit[unit[updates[first]]], 0.0)
-        return states
 
     @cached_property
     def is_compute(self) -> BoolArray:

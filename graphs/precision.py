@@ -224,15 +224,14 @@ class _Autocast:
                 self._decide(op)
         share = np.where(self.is_low & ~self.is_gradient, 0.5, 1.0)
         # Autocast keeps the casts of weights until it ends, and the backward pass reads them.
-        copied, casts = self.is_weight & self.was_cast, np.zeros(graph.n_ops)
-        np.add.at(casts, graph.tensor_producer[copied], 0.5 * graph.tensor_bytes[copied])
+        copied, resident = self.is_weight & self.was_cast, graph.resident_bytes.copy()
+        np.add.at(resident, graph.tensor_producer[copied], 0.5 * graph.tensor_bytes[copied])
         return replace(
             graph,
             dtypes=tuple(self.dtypes),
             tensor_bytes=graph.tensor_bytes * share,
             bytes_moved=self.moved,
-            resident_bytes=graph.resident_bytes + casts,
-            cast_bytes=casts,
+            resident_bytes=resident,
         )
 
     def _decide(self, op: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from agent.commands import evaluate
 from envs.cluster.files import cluster_to_json, read_cluster, write_cluster
+from envs.cluster.named import GRAMMAR, NAMES
 from envs.cluster.presets import PRESETS, get_cluster
 from envs.placements.files import write_placement
 from envs.placements.placement import single_device
@@ -167,8 +168,17 @@ def test_presets_are_listed_with_what_backs_their_costs(capsys):
     with pytest.raises(SystemExit) as leaving:
         evaluate.main(["--list-clusters"])
     assert leaving.value.code == 0
-    lines = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    presets, grammar, kinds = capsys.readouterr().out.rstrip().split("\n\n")
+    lines, kinds = (dict(line.split(": ") for line in text.splitlines()) for text in (presets, kinds))
     assert list(lines) == list(PRESETS)
+    assert list(kinds) == list(NAMES)
+    assert GRAMMAR in grammar
+    assert "e.g. 2x8xa100-sxm4@200g" in grammar
+    assert kinds["h200"].startswith(
+        "141 GB; calibrated in part (aiconfigurator, NeuSight, Vidur); NVSwitch, meas"
+    )
+    assert kinds["rtx4090"].endswith("uncalibrated (datasheet); PCIe 4.0, as measured between two L40S; @25g")
+    assert lines["4xh100-sxm5"] == "4 x h100-sxm5-80gb of 79.3 GB; calibrated in part"
     assert lines["4xv100"] == "4 x v100 of 16 GB; uncalibrated"
     assert lines["4xv100-sxm2"] == "4 x v100-sxm2-16gb of 14.8 GB; calibrated; the default"
 

@@ -22,9 +22,11 @@ from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
 from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
+from agent.placing.fits import Fit, fits
 from agent.placing.trial_runner import compile_jobs
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO
-from graphs.capture.user_model import MODEL
+from graphs.capture.user_model import MODEL, make_model
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.compiling import compile_ahead
 from graphs.system.errors import printable
@@ -48,10 +50,16 @@ def _main(words: Sequence[str]) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(words))
-    out = options.pop("out")
+    out = options.pop("out", None)
     given = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
     run = RunFlags.from_json(given, "command line")
     config = EvaluationConfig.from_json(options, "command line")
+    if run.fit:
+        with interruptible():
+            print(_fit(config))
+        return 0
+    if out is None:
+        raise EvaluationError("the following arguments are required: --out")
     session = _check_before_capture(run, config, out)
     spec, left_out = make_spec(config)
     measuring = session(config, spec.clusters, out, run.measure_timeout) if session else None
@@ -85,6 +93,20 @@ def _main(words: Sequence[str]) -> int:
     if without and not found.failures:
         raise EvaluationError(f"no placement could be exported to {', '.join(without)}")
     return 1 if found.failures else 0
+
+
+def _fit(config: EvaluationConfig) -> Fit:
+    """Answers whether training the model of an evaluation fits on its cluster."""
+    clusters = config.cluster or (DEFAULT_CLUSTER,)
+    is_other = config.inference or config.prompt or config.split or config.pipeline
+    if config.model is None or len(clusters) > 1 or is_other:
+        line = (
+            "--fit answers for the training of one --model on one --cluster; give these, and no --inference"
+        )
+        raise EvaluationError(f"{line}, --prompt, --split or --pipeline")
+    made, settings = make_model(config.model), config.capture_settings
+    count = config.microbatches or 8
+    return fits(*made, cluster=clusters[0], precision=config.precision, microbatches=count, **settings)
 
 
 def _check_before_capture(

@@ -17,8 +17,10 @@ from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, RUN, EvaluationConfi
 from agent.instances.instance import listing
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
+from envs.cluster.kinds import KINDS
+from envs.cluster.named import BOXES, GRAMMAR, NAMES, kind_named
 from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
-from envs.costs.calibration import calibration_of
+from envs.costs.calibration import backing, calibration_of
 from graphs.system.command_line import OneLineParser, as_typed, name_of
 from graphs.system.settings import Settings, add_flags, option
 
@@ -55,13 +57,27 @@ def _print_cluster(name: str) -> int:
     return 0
 
 
+def kind_rows() -> list[list[str]]:
+    """Lists kinds of GPUs: name, memory for tensors, what op times come from, links, rate between nodes."""
+    rows = []
+    for name in NAMES:
+        kind = KINDS[kind_named(name)]
+        box, fit = BOXES[kind.box], calibration_of(kind.name)
+        sources = ", ".join(re.findall(r"(\w+), github", fit.source)) if fit else "datasheet"
+        memory = f"{kind.device().memory_bytes / 1e9:.3g} GB"
+        rows.append([name, memory, f"{backing([kind.name])} ({sources})", box.said, f"@{box.gbps}g"])
+    return rows
+
+
 def _list_clusters(_: str) -> int:
     for name, build in PRESETS.items():
         devices = build().devices
         kinds = Counter(f"{device.kind} of {device.memory_bytes / 1e9:.3g} GB" for device in devices)
-        costs = "un" * any(calibration_of(device.kind) is None for device in devices) + "calibrated"
         default = "; the default" * (name == DEFAULT_CLUSTER)
-        print(f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds.items())}; {costs}{default}")
+        costs = backing(device.kind for device in devices) + default
+        print(f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds.items())}; {costs}")
+    print(f"\nClusters of any size: {GRAMMAR}, e.g. 2x8xa100-sxm4@200g, of these kinds:\n")
+    print("\n".join(f"{name}: {'; '.join(words)}" for name, *words in kind_rows()))
     return 0
 
 
@@ -78,7 +94,13 @@ def cluster_text(cluster: Cluster) -> str:
 
 ANSWERS = (
     (GRAPHS, "--list-graphs", None, _list_graphs, "list the instances and the best known step of each"),
-    (CLUSTERS, "--list-clusters", None, _list_clusters, "list the presets, and whether they are calibrated"),
+    (
+        CLUSTERS,
+        "--list-clusters",
+        None,
+        _list_clusters,
+        "list presets and kinds of GPUs, and whether they are calibrated",
+    ),
     (CLUSTERS, "--print-cluster", "NAME", _print_cluster, "print a preset as a cluster file (JSON)"),
 )
 """Flags that end the command with an answer: heading, flag, value, what answers, and help."""
@@ -92,6 +114,9 @@ class RunFlags(Settings, error=EvaluationError):
         EvaluationError: a value of the wrong type or out of range.
     """
 
+    fit: bool = option(
+        False, "say whether training the --model fits, in which ways and batches, then exit", group=RUN
+    )
     profile: bool = option(False, "time the ops first, and place the model by these times", group=MEASURE)
     measured: int | None = option(
         None,
@@ -170,10 +195,6 @@ def make_parser() -> argparse.ArgumentParser:
         )
     groups |= add_flags(parser, RunFlags)
     groups[RUN].add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="a new folder, or that of an evaluation to resume",
+        "--out", type=Path, metavar="DIR", help="a new folder, or that of an evaluation to resume"
     )
     return parser

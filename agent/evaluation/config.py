@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from agent.placing.request import BUDGET
 from envs.cluster.host import HOSTS
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE
-from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
+from graphs.step_settings import GRANULARITIES, KEPT_DTYPES, PRECISIONS
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.system.settings import Settings, option
@@ -47,7 +48,23 @@ class EvaluationConfig(Settings, error=EvaluationError):
         metavar="PKG.MOD:FUNCTION",
     )
     optimizer: str = option(
-        "adam", "optimizer in the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES
+        "adam",
+        "optimizer in the model's training step: a class of torch.optim in lower case, with options as in "
+        "sgd:momentum=0.9",
+        group=GRAPHS,
+    )
+    master_weights: str | None = option(
+        None,
+        "type in which the optimizer keeps and updates a copy of narrower weights",
+        group=GRAPHS,
+        choices=KEPT_DTYPES,
+    )
+    gradient_dtype: str | None = option(
+        None,
+        "type in which gradients are accumulated",
+        group=GRAPHS,
+        choices=KEPT_DTYPES,
+        default_text="that of the weights",
     )
     inference: bool = option(False, "capture only the forward pass of the model", group=GRAPHS)
     prompt: int | None = option(
@@ -94,7 +111,7 @@ class EvaluationConfig(Settings, error=EvaluationError):
 
     cluster: tuple[str, ...] | None = option(
         None,
-        "presets or files; without them, instances have their own",
+        "names of --list-clusters, or files; without them, instances have their own",
         group=CLUSTERS,
         metavar="NAME|FILE",
         some=True,
@@ -157,3 +174,9 @@ class EvaluationConfig(Settings, error=EvaluationError):
     orders: tuple[str, ...] = option(
         ("topo",), "orders in which policies visit ops, or all", group=POLICY, some=True
     )
+
+    @property
+    def capture_settings(self) -> dict[str, Any]:
+        """The settings with which a model's step is captured."""
+        names = "optimizer", "master_weights", "gradient_dtype"
+        return {name: getattr(self, name) for name in names} | {"training": not self.inference}

@@ -97,9 +97,12 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
 
 def _check_flags(config: EvaluationConfig) -> None:
     """Checks that the flags about a model or its split have one."""
-    if config.model is None and (config.inference or config.prompt or config.optimizer != "adam"):
+    if config.model is None and (
+        config.prompt or config.capture_settings != EvaluationConfig().capture_settings
+    ):
         raise EvaluationError(
-            "--optimizer, --inference and --prompt decide how a --model is captured; give --model"
+            "--optimizer, --master-weights, --gradient-dtype, --inference and --prompt decide how a --model "
+            "is captured; give --model"
         )
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
@@ -198,14 +201,7 @@ def _gather_graphs(
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
         made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=config.split_inputs)
-        captured = capture_model(
-            config.model,
-            made,
-            optimizer=config.optimizer,
-            training=not config.inference,
-            prompt=config.prompt,
-            gpu=gpu,
-        )
+        captured = capture_model(config.model, made, prompt=config.prompt, gpu=gpu, **config.capture_settings)
         graphs.append(captured.graph)
     twice = first_repeated(graph.name for graph in graphs)
     if twice is not None:

@@ -15,7 +15,7 @@ from agent.placing.request import DATA_PARALLEL, check_placers, row_names
 from agent.policy.serialization import StoredPolicy
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
-from envs.costs.op_seconds import is_calibrated
+from envs.costs.op_seconds import calibration_note
 from envs.objective import Objective, kind_of, objective_of
 from envs.pipeline.pipeline import Pipeline
 from envs.placements.placement import Placement
@@ -77,10 +77,11 @@ class EvaluationSpec:
         _check(self)
 
     @cached_property
-    def uncalibrated(self) -> frozenset[str]:
-        """Names of the clusters on which op times of some graph come from datasheets."""
+    def uncalibrated(self) -> Mapping[str, str]:
+        """Notes of the clusters on which op times of some graph are not calibrated, or only in part."""
         pairs = ((self.graphs[graph], self.clusters[cluster]) for graph, cluster in self._pairs())
-        return frozenset(cluster.name for graph, cluster in pairs if not is_calibrated(graph, cluster))
+        notes = sorted((cluster.name, calibration_note(graph, cluster)) for graph, cluster in pairs)
+        return {name: note for name, note in notes if note}
 
     @property
     def untrained_orders(self) -> str:

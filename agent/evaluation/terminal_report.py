@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.evaluation.comparison.summary import (
@@ -52,20 +52,22 @@ def print_lines(lines: Sequence[str]) -> None:
     print("\n".join(part for line in lines for part in _wrapped(line, width)))
 
 
-def print_tables(lines: Sequence[Line], n_failed: int = 0, uncalibrated: Collection[str] = ()) -> None:
+def print_tables(
+    lines: Sequence[Line], n_failed: int = 0, uncalibrated: Mapping[str, str] | None = None
+) -> None:
     """Print the summary, as wide as the terminal, or in full where the output is no terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print("\n".join(table_lines(lines, width, n_failed, uncalibrated)))
 
 
 def table_lines(
-    lines: Sequence[Line], width: int | None, n_failed: int = 0, uncalibrated: Collection[str] = ()
+    lines: Sequence[Line], width: int | None, n_failed: int = 0, uncalibrated: Mapping[str, str] | None = None
 ) -> list[str]:
     """The summary as text: a table per family and cluster, the shortest step first, and a legend.
 
     Args:
         width: characters a line may have; None = 80, of tables any number. Names and numbers are never cut.
-        uncalibrated: names of clusters whose op times come from datasheets.
+        uncalibrated: notes of clusters that are not calibrated, or only in part.
     """
     text: list[str] = []
     prose = width or PROSE

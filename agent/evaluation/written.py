@@ -8,7 +8,7 @@ from itertools import groupby
 
 from agent.evaluation.answers import Answers, BestPlacement
 from agent.evaluation.results import Trial
-from agent.placing.exports.export import EXPORTS, placed_modules
+from agent.placing.exports.export import EXPORTS, export_text, placed_modules
 from agent.placing.handover.files import write_handover
 from agent.placing.handover.pipeline import write_pipeline_handover
 from agent.placing.handover.trace import step_trace, write_trace
@@ -62,7 +62,7 @@ def write_exports(
         target, refused = EXPORTS[name], Counter[str]()
         for answer, modules in placed:
             try:
-                text = target.make(modules)
+                text = export_text(name, modules)
             except InputError as error:
                 refused[str(error)] += 1
             else:

@@ -30,6 +30,7 @@ from graphs.system.compiling import compile_ahead
 from graphs.system.errors import InputError, checked, each_line_once, print_notice
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from graphs.capture.captured_step import CapturedStep
@@ -79,7 +80,9 @@ def place(
     policy: str | os.PathLike[str] = "pretrained",
     order: str = "topo",
     seed: int = 0,
-    optimizer: str | None = "adam",
+    optimizer: Any = "adam",
+    master_weights: str | torch.dtype | None = None,
+    gradient_dtype: str | torch.dtype | None = None,
     training: bool = True,
     name: str | None = None,
     precision: str | None = None,
@@ -92,7 +95,7 @@ def place(
         inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword. For a pipeline,
             those of one microbatch, unless `split` is given.
         loss: of the module's outputs, as `graphs.capture.capture` takes it.
-        cluster: a preset, a cluster file or a cluster.
+        cluster: a name, e.g. `8xh100-sxm5`, a cluster file or a cluster.
         host: how the host issues a step to GPUs: `eager`, op by op, as a captured CUDA `graph`, or in no time
             (`none`). None = as the cluster says; calibrated presets count an eager host.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
@@ -110,7 +113,8 @@ def place(
             matters to learned placers only.
         order: in which the policy visits ops.
         seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
-        optimizer: of the module's training step, as `graphs.capture.capture` takes it.
+        optimizer, master_weights, gradient_dtype: of the module's training step, as
+            `graphs.capture.capture` takes them.
         training: whether a module's backward pass and update are placed too.
         name: name of a module's graph, which placement files say; `--model` takes that of the function. The
             class of the module by default.
@@ -136,7 +140,6 @@ def place(
     checked(InputError, "placer", placer, str, NoneType)
     checked(InputError, "policy", policy, str, os.PathLike)
     checked(InputError, "seed", seed, int, least=0)
-    checked(InputError, "optimizer", optimizer, str, NoneType)
     checked(InputError, "training", training, bool)
     checked(InputError, "name", name, str, NoneType)
     ORDERS.check(checked(InputError, "order", order, str))
@@ -152,7 +155,8 @@ def place(
     if kind == STEP:
         compile_ahead(compile_jobs([placer], [chosen]))
     gpu = gpus_of([chosen], precision)
-    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
+    kept = {"optimizer": optimizer, "master_weights": master_weights, "gradient_dtype": gradient_dtype}
+    settings: Any = {**kept, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
     @cache
     def captured_and_graph(count: int) -> tuple[CapturedStep | None, OpGraph]:

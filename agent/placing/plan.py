@@ -19,7 +19,7 @@ from agent.placing.handover.files import OpRow, explanation_lines, op_rows, writ
 from agent.placing.handover.pipeline import StageRow, pipeline_lines, stage_rows, write_pipeline_handover
 from agent.placing.handover.trace import pipeline_trace, step_trace, write_trace
 from envs.cluster.cluster import Cluster
-from envs.costs.op_seconds import is_calibrated
+from envs.costs.op_seconds import calibration_note
 from envs.figures import save_figure, step_figure, svg_of
 from envs.graph_figure import graph_figure
 from envs.objective import DataParallelPipeline, Objective, PipelineBaselines, PipelineObjective
@@ -283,8 +283,9 @@ class Plan:
     @property
     def _where(self) -> str:
         """Names graph, cluster and placer, and says whether the costs are guesses."""
-        note = "" if is_calibrated(self.graph, self.cluster) else " (uncalibrated)"
-        return f"{shortened(self.graph.name)} on {shortened(self.cluster.name)}{note} by {self.placer}"
+        note = calibration_note(self.graph, self.cluster)
+        where = f"{shortened(self.graph.name)} on {shortened(self.cluster.name)}{note and f' ({note})'}"
+        return f"{where} by {self.placer}"
 
     def _ops_line(self) -> str:
         """Says how many ops each device has, and what the search took."""

@@ -9,7 +9,7 @@ from agent.policy.mdp_config import BEST, GROUP, MdpConfig
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placement import CONSTRUCT, FREE_MEMORY
 from envs.placement.observation.features import FEATURE_SETS
-from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
+from graphs.step_settings import GRANULARITIES
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.system.settings import OPTION, Settings, option, option_of
@@ -55,7 +55,7 @@ class TrainConfig(Settings, error=ConfigError):
     )
     cluster: tuple[str, ...] = option(
         (DEFAULT_CLUSTER,),
-        "clusters to place on: presets, files, or `random`: one drawn for each graph and randomization",
+        "clusters to place on: names, files, or `random`: one drawn for each graph and randomization",
         group=MAIN,
         metavar="NAME|FILE",
         some=True,
@@ -101,9 +101,7 @@ class TrainConfig(Settings, error=ConfigError):
         choices=GRANULARITIES,
         some=True,
     )
-    optimizer: str = option(
-        "adam", "optimizer in the step of --model", group=PROBLEMS, choices=OPTIMIZER_NAMES
-    )
+    optimizer: str = option("adam", "optimizer in the step of --model, from torch.optim", group=PROBLEMS)
     inference: bool = option(False, "place only the forward pass of --model", group=PROBLEMS)
     reward: str = option(
         SIMULATED,

@@ -20,6 +20,8 @@ EAGER_ISSUE_S = 26.2e-6
 GRAPH_ISSUE_S = 1e-5
 """Seconds that a host needs to launch a captured step."""
 EAGER, GRAPH, NONE = HOSTS = ("eager", "graph", "none")
+"""Names of hosts: an op at a time, all of a step as a captured CUDA graph (also by `torch.compile` in a mode
+that captures one), and one that takes no time."""
 
 
 def with_host(cluster: Cluster, host: str | None) -> Cluster:
@@ -39,8 +41,8 @@ def with_host(cluster: Cluster, host: str | None) -> Cluster:
         return replace(cluster, issue_s=0.0, issue_per="op")
     if cluster.schedule != "program" or gpus_of([cluster]) is None:
         raise ClusterError(
-            f"cluster '{cluster.name}': host '{host}' issues ops to GPUs in program order, but it has no GPUs "
-            f"or is of schedule 'fifo'; use '{NONE}'"
+            f"cluster '{cluster.name}': host '{host}' issues ops to GPUs in program order, but it has no "
+            f"GPUs or schedule '{cluster.schedule}'; use '{NONE}'"
         )
     if host == GRAPH:
         return replace(cluster, issue_s=GRAPH_ISSUE_S, issue_per="step")

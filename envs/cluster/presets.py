@@ -6,9 +6,8 @@ dense TF32 with them (A100, H100). Capacities are decimal, as datasheets print t
 the CUDA context. No datasheet states launch times and latencies: 6 us to launch a kernel and 10 us to begin
 a copy are usual for PyTorch on CUDA.
 
-Those with calibrated costs have devices and links of `envs.cluster.kinds`; each
-says what of its links was not measured. They count the host of eager PyTorch (`envs.cluster.host`), the
-others none.
+Those of `presets.json` have devices and links of `envs.cluster.kinds`; each says what of its links was not
+measured. They count the host of eager PyTorch (`envs.cluster.host`), the others none.
 
 Sources:
     K80: NVIDIA Tesla K80 board specification BD-07317-001, one of the board's two GK210.
@@ -22,16 +21,19 @@ Sources:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from importlib import resources
+from typing import Any, cast
 
 import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import how_to_measure, is_own_cluster, own_cluster_file, read_cluster
-from envs.cluster.host import EAGER_ISSUE_S
-from envs.cluster.kinds import KINDS, Link, measured_links
-from envs.cluster.named import named_cluster
+from envs.cluster.kinds import measured_links
+from envs.cluster.named import linked, named_cluster
+from graphs.system.json_files import read_json
 from graphs.system.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
@@ -151,84 +153,21 @@ def gpu_and_cpu() -> Cluster:
     return Cluster("gpu+cpu", devices, np.full(shape, PCIE3_BYTES_PER_S), np.full(shape, LATENCY_S))
 
 
-@preset("4xv100-sxm2")
-def four_v100_sxm2() -> Cluster:
-    """Builds four V100 on one board as `4xv100` does, with calibrated costs.
-
-    The measured pair must have three NVLinks between them, as two carry less than was measured; here are two,
-    with two thirds of its bandwidth.
-    """
-    link = measured_links()["v100-nvlink"].scaled(2 / 3)
-    return calibrated("4xv100-sxm2", ("v100-sxm2-16gb",) * 4, link, sharing="pair")
+def _of_kinds(name: str, kinds: str, link: str, share: float) -> Cluster:
+    devices, measured = named_cluster(kinds), measured_links()[link].scaled(share)
+    return linked(name, [device.kind for device in devices.devices], measured, sharing=devices.sharing)
 
 
-@preset("4xa100-pcie")
-def four_a100_pcie() -> Cluster:
-    """Builds four A100 PCIe 40 GB, each behind 16 lanes of PCIe 4.0, with calibrated costs.
-
-    Such a link was not measured: its bandwidth is the share of PCIe 4.0 that others reach of PCIe 3.0.
-    """
-    link = measured_links()["pcie3"].scaled(PCIE4_BYTES_PER_S / PCIE3_BYTES_PER_S)
-    return calibrated("4xa100-pcie", ("a100-pcie-40gb",) * 4, link)
-
-
-@preset("8xa100-sxm4")
-def eight_a100_sxm4() -> Cluster:
-    """Builds one DGX A100 with 80 GB a GPU: eight on NVSwitch, with calibrated costs.
-
-    The links were measured in a box of A100 with 40 GB, which has the same NVSwitch.
-    """
-    return calibrated("8xa100-sxm4", ("a100-sxm4-80gb",) * 8, measured_links()["a100-nvswitch"])
+def _register_presets_of_kinds() -> None:
+    """Registers those of `presets.json`: kinds, a share of a measured link, and what they are."""
+    path = str(resources.files("envs.cluster").joinpath("presets.json"))
+    for name, row in cast("dict[str, Any]", read_json(path))["presets"].items():
+        build = partial(_of_kinds, name, row["kinds"], row["link"], row["share"])
+        build.__doc__ = row["what"]
+        preset(name)(build)
 
 
-@preset("4xh100-sxm5")
-def four_h100_sxm5() -> Cluster:
-    """Builds four H100 on NVSwitch, with calibrated costs.
-
-    No link of H100 was measured: these have the A100's latency, and the share of NVLink 4 that A100 reach of
-    NVLink 3.
-    """
-    link = measured_links()["a100-nvswitch"].scaled(NVLINK4_BYTES_PER_S / NVLINK3_BYTES_PER_S)
-    return calibrated("4xh100-sxm5", ("h100-sxm5-80gb",) * 4, link)
-
-
-@preset("a100+v100")
-def a100_and_v100() -> Cluster:
-    """Builds an A100 PCIe 40 GB and a V100 PCIe 32 GB in one PCIe 3.0 host, with calibrated costs.
-
-    The link was measured between other boards of PCIe 3.0.
-    """
-    return calibrated("a100+v100", ("a100-pcie-40gb", "v100-pcie-32gb"), measured_links()["pcie3"])
-
-
-@preset("3090+2080+titan")
-def three_consumer_boards() -> Cluster:
-    """Builds an RTX 3090, an RTX 2080 and a Titan RTX in one PCIe 3.0 host, with calibrated costs.
-
-    The links were measured between two Titan RTX, and between two RTX 2080 (Ti, by their speed).
-    """
-    return calibrated("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), measured_links()["pcie3"])
-
-
-def calibrated(name: str, kinds: Sequence[str], link: Link, **rules: object) -> Cluster:
-    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal measured links.
-
-    Its host issues ops as eager PyTorch does.
-
-    Args:
-        kinds: names of `KINDS`.
-        rules: further fields of `Cluster`.
-    """
-    shape = (len(kinds), len(kinds))
-    return Cluster(
-        name,
-        tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds)),
-        np.full(shape, link.bytes_per_s),
-        np.full(shape, link.latency_s),
-        n_half_bytes=link.n_half_bytes,
-        issue_s=EAGER_ISSUE_S,
-        **rules,  # type: ignore[arg-type]
-    )
+_register_presets_of_kinds()
 
 
 @preset("placeto-k80", sized=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import resources
@@ -102,6 +103,12 @@ class Calibration:
             if op_class not in self.classes:
                 raise CalibrationError(f"calibration of '{self.kind}': op class '{op_class}' is missing")
 
+    @property
+    def is_in_part(self) -> bool:
+        """True if products or pointwise ops take medians of all kinds, not of its generation."""
+        guessed = re.search(r"medians of all kinds \(([^)]*)\)", self.origin)
+        return guessed is not None and not set(NEEDED).isdisjoint(guessed[1].split(", "))
+
     def matmul(self, op_class: str, *, tensor: bool) -> MatmulModel:
         """Returns the model of a class in `MATMULS`, or of the class that stands in for it."""
         model = self._model(TENSOR if tensor and TENSOR in self.classes else op_class)
@@ -122,6 +129,14 @@ class Calibration:
         while op_class not in self.classes:
             op_class = STAND_INS[op_class]
         return self.classes[op_class].model
+
+
+def backing(kinds: Iterable[str]) -> str:
+    """Says what op times on device kinds come from: `calibrated`, `calibrated in part` or `uncalibrated`."""
+    fits = [calibration_of(kind) for kind in kinds]
+    if None in fits:
+        return "uncalibrated"
+    return "calibrated" + " in part" * any(fit.is_in_part for fit in fits if fit)
 
 
 def model_type(op_class: str) -> type[Model]:

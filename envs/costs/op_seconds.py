@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from envs.cluster.cluster import Cluster, Device
-from envs.costs.calibration import Calibration, calibration_of
+from envs.costs.calibration import Calibration, backing, calibration_of
 from envs.costs.efficiency import MatmulWork
 from envs.costs.op_classes import CLASSES, MATMULS, op_class, traffic_factor
 from graphs.limits import MAX_SECONDS, MIN_SECONDS, is_time
@@ -134,11 +134,15 @@ def op_seconds(graph: OpGraph, cluster: Cluster) -> FloatArray:
     return seconds
 
 
-def is_calibrated(graph: OpGraph, cluster: Cluster) -> bool:
-    """Says whether every time of an op is measured or calibrated, and none comes from a datasheet."""
+def calibration_note(graph: OpGraph, cluster: Cluster) -> str:
+    """Returns `uncalibrated` if ops are timed by datasheets, `calibrated in part`, or an empty string."""
+    unknown = np.array(np.nan)
     kinds = {device.kind for device in cluster.devices}
-    guessed = (graph.seconds.get(kind, np.array(np.nan)) for kind in kinds if calibration_of(kind) is None)
-    return not any((np.isnan(seconds) & graph.is_compute).any() for seconds in guessed)
+    lacking = {
+        kind for kind in kinds if (np.isnan(graph.seconds.get(kind, unknown)) & graph.is_compute).any()
+    }
+    said = backing(lacking)
+    return "" if said == "calibrated" else said
 
 
 def stand_in_lines(graph: OpGraph, cluster: Cluster) -> Iterator[str]:

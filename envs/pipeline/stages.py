@@ -43,6 +43,13 @@ class Stages:
         return ranks
 
     @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica in the order of `ranks`; those of the first one are `ranks`."""
+        ranks = self.ranks.tolist()
+        positions = [self.groups[0].index(device) for device in ranks] if self.groups else []
+        return tuple(tuple(group[at] for at in positions) for group in self.groups) or (tuple(ranks),)
+
+    @property
     def placement(self) -> Placement:
         """The same as what a placement file holds."""
         return Placement(self.device_of, self.stage_of, self.recomputed, self.groups)

@@ -86,17 +86,13 @@ class DeviceState:
         """Sets what the optimizer keeps of each parameter, by path."""
         for path, kept in state.items():
             tensor = self.trained[path]
-            (optimizer,) = [each for each in self.optimizers if any(tensor is held for held in _held(each))]
+            groups = [(each, group) for each in self.optimizers for group in each.param_groups]
+            (optimizer,) = (each for each, group in groups if any(held is tensor for held in group["params"]))
             optimizer.state[tensor] = {
                 # Optimizers count their steps on the CPU.
                 key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
                 for key, value in kept.items()
             }
-
-
-def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters that an optimizer updates."""
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 class Interpreter(DeviceState):

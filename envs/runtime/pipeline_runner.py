@@ -39,13 +39,19 @@ class PipelineRunner(StepRunner):
         settings: as a `StepRunner` takes them.
 
     Raises:
-        PipelineError: torch cannot split the module, a parameter has a hook, or devices are CPUs and GPUs.
+        PipelineError: torch cannot split the module, a parameter has a hook, devices are CPUs and GPUs, or
+            the plan has replicas.
         ExecutionError: as a `StepRunner`.
     """
 
     def __init__(self, stages: TorchStages, processes: Devices, **settings: Any) -> None:
         self.cuts, self.batch_dim = stages.cuts, stages.batch_dim
         self._stages, self._count = stages, stages.pipeline.microbatches
+        if len(stages.mesh) > 1:
+            raise PipelineError(
+                f"compile runs one pipeline, and the plan has {len(stages.mesh)} replicas of one; run "
+                "plan.pipeline_stages under torchrun, one process for each device"
+            )
         if hooks := stages.captured.step.hooks:
             raise PipelineError(
                 f"the gradient of '{min(hooks)}' has a hook, which the processes of a pipeline cannot run; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from envs.runtime.backends.device_process import DeviceHost, HostTask
 from envs.runtime.backends.wire import Packed, unpack, unpack_all
 from envs.runtime.interpreter import DeviceState
-from envs.runtime.torch_split import PART, StagePart, with_tensors
+from envs.runtime.torch_split import MODEL, PART, StagePart, with_tensors
 
 HOST = "127.0.0.1"
 """Address at which the processes of a machine meet."""
@@ -35,43 +35,58 @@ SEVERAL = {INTERLEAVED: ScheduleInterleaved1F1B, ZERO_BUBBLE: ScheduleInterleave
 
 @dataclass(frozen=True)
 class RankSettings:
-    """The settings that all ranks of a pipeline share.
+    """The settings that all ranks of a plan share.
 
     Attributes:
         schedule: name of the schedule.
+        shares: microbatches of each replica.
+        mesh: ranks of each replica in the order of their first stages; ranks at one position have the same
+            stages.
         inputs: name of each input of the module, and whether it is cut; scalars go to all microbatches.
         shared: paths of the parameters that several stages use, with these stages.
     """
 
     schedule: str
-    microbatches: int
-    n_ranks: int
+    shares: tuple[int, ...]
+    mesh: tuple[tuple[int, ...], ...]
     inputs: tuple[tuple[str, bool], ...]
     shared: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class RankStages:
-    """The stages of one rank of a process group, whose parameters `step` gives gradients.
+    """The stages of one rank, whose parameters `step` gives gradients.
+
+    Replicas start with the values of the first one, and tied parameters with those of their first stage.
 
     Args:
         parts: of this rank, at least one; they are moved to its device.
-        group: of the ranks; None for that of all processes.
+
+    Attributes:
+        replica: number of the replica that the rank belongs to.
+        replica_group: ranks of all replicas that have the stages of this one; None if there is one replica.
+        tensors: parameters and buffers by their paths in the module.
     """
 
-    def __init__(
-        self, settings: RankSettings, parts: Sequence[StagePart], group: dist.ProcessGroup | None = None
-    ) -> None:
-        self._settings, self._device, self._group = settings, parts[0].device, group
+    def __init__(self, settings: RankSettings, parts: Sequence[StagePart]) -> None:
+        self._settings, self._device, rank = settings, parts[0].device, dist.get_rank()
+        self.replica = next(number for number, ranks in enumerate(settings.mesh) if rank in ranks)
+        self._n_microbatches, pipeline = settings.shares[self.replica], settings.mesh[self.replica]
+        group = _group(pipeline)
         self.stages = [part.stage(group) for part in parts]
         tensors = [each for part in parts for each in part.tensors.items()]
         self.tensors = {name.removeprefix(PART): tensor for name, tensor in tensors if name.startswith(PART)}
-        """Parameters and buffers by their paths in the module."""
-        self._shared = [
-            (tensor, self._give_equal_values(tensor, stages))
+        self._shared = {
+            path: self._give_equal_values(tensor, stages)
             for path, stages in settings.shared
-            if len({stage % settings.n_ranks for stage in stages}) > 1
+            if len({stage % len(pipeline) for stage in stages}) > 1
             and isinstance(tensor := self.tensors.get(path), nn.Parameter)
-        ]
+        }
+        self.replica_group = None
+        if len(settings.mesh) > 1:
+            self.replica_group = _group([ranks[pipeline.index(rank)] for ranks in settings.mesh])
+            self._send_from_first(self.tensors)
+        changed = {path for part in parts for path in part.module.changed}
+        self._changed = [path for path in self.tensors if f"{MODEL}{path}" in changed]
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -82,10 +97,11 @@ class RankStages:
         """Replaces the parameters' gradients by those of the mean loss of a batch.
 
         Args:
-            cut: each input, in microbatches.
+            cut: each input, in the microbatches of this replica.
 
         Returns:
-            The loss of each microbatch, (n_microbatches,), on the rank of the last stage; None on others.
+            The loss of each microbatch of all replicas, (n_microbatches,), on ranks of the last stage; None
+            on others.
         """
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -94,21 +110,51 @@ class RankStages:
             for (name, is_cut), each in zip(self._settings.inputs, cut, strict=True)
         }
         losses: list[Tensor] = []
-        target = torch.zeros(self._settings.microbatches, device=self._device)
+        target = torch.zeros(self._n_microbatches, device=self._device)
         self.schedule.step(target=target, losses=losses, return_outputs=False, **named)
-        for parameter, group in self._shared:
+        self._sum_gradients()
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad /= sum(self._settings.shares)
+        if self.replica_group is None:
+            return torch.stack(losses).detach() if losses else None
+        self._send_from_first(self._changed)
+        return self._of_all_replicas(torch.stack(losses).detach()) if losses else None
+
+    def _sum_gradients(self) -> None:
+        """Sums gradients over the ranks that hold a parameter, so that all of these have the same bits."""
+        for path, group in self._shared.items():
+            parameter = self.parameters[path]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
-        for parameter in self.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad /= self._settings.microbatches
-        return torch.stack(losses).detach() if losses else None
+        if self.replica_group is None:
+            return
+        rest = [each.grad for path, each in self.parameters.items() if path not in self._shared]
+        sums = [
+            dist.all_reduce(gradient, group=self.replica_group, async_op=True)
+            for gradient in rest
+            if gradient is not None
+        ]
+        for each in sums:
+            each.wait()
+
+    def _send_from_first(self, paths: Iterable[str]) -> None:
+        """Gives tensors of all replicas the values of the first one."""
+        for path in paths:
+            dist.broadcast(self.tensors[path].detach(), group=self.replica_group, group_src=0)
+
+    def _of_all_replicas(self, losses: Tensor) -> Tensor:
+        shares = self._settings.shares
+        padded = nn.functional.pad(losses, (0, max(shares) - len(losses)))
+        of_each = [torch.empty_like(padded) for _ in shares]
+        dist.all_gather(of_each, padded, group=self.replica_group)
+        return torch.cat([each[:share] for each, share in zip(of_each, shares, strict=True)])
 
     @cached_property
     def schedule(self) -> Any:
         """The schedule of these stages, as torch's class runs it."""
-        count, name = self._settings.microbatches, self._settings.schedule
+        count, name = self._n_microbatches, self._settings.schedule
         keywords: dict[str, Any] = {
             "loss_fn": _loss,
             "scale_grads": False,
@@ -123,12 +169,20 @@ class RankStages:
 
     def _give_equal_values(self, parameter: nn.Parameter, stages: Sequence[int]) -> dist.ProcessGroup:
         """Gives a parameter the values of its first rank; returns the group of the ranks that have it."""
-        world = self._group or dist.distributed_c10d._get_default_group()
-        ranks = [stage % self._settings.n_ranks for stage in stages]
-        everywhere = [dist.get_global_rank(world, rank) for rank in ranks]
-        group: dist.ProcessGroup = dist.new_group(sorted(set(everywhere)), use_local_synchronization=True)
-        dist.broadcast(parameter.detach(), min(everywhere), group=group)
+        positions = dict.fromkeys(stage % len(self._settings.mesh[0]) for stage in stages)
+        group = _group([ranks[position] for ranks in self._settings.mesh for position in positions])
+        dist.broadcast(parameter.detach(), group=group, group_src=0)
         return group
+
+
+def _group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Makes the process group of ranks, which are numbered in this order."""
+    ranks = list(ranks)
+    if ranks == list(range(dist.get_world_size())):
+        return dist.distributed_c10d._get_default_group()
+    order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # new in torch 2.13
+    group: dist.ProcessGroup = dist.new_group(ranks, use_local_synchronization=True, **order)
+    return group
 
 
 def _loss(made: tuple[Tensor], _: Tensor) -> Tensor:
@@ -161,14 +215,14 @@ class StageWorker(DeviceState):
     """Runs the stages of a device, step by step; stands where an `Interpreter` does for other steps."""
 
     def __init__(self, task: StageTask, inputs: Mapping[int, Tensor]) -> None:
-        self._inputs, self._count = inputs, task.settings.microbatches
+        self._inputs, self._count = inputs, task.settings.shares[0]
         self._stages: RankStages | None = None
         state, trained = unpack_all(task.unused), dict[str, Tensor]()
         if task.parts:
-            group = _join(task, task.parts[0])
+            _join(task, task.parts[0])
             device = task.parts[0].device
             parts = with_tensors(task.parts, lambda name, _: unpack(task.values[name]).to(device))
-            self._stages = RankStages(task.settings, parts, group)
+            self._stages = RankStages(task.settings, parts)
             state |= {path: tensor.detach() for path, tensor in self._stages.tensors.items()}
             trained |= {path: each for path, each in self._stages.parameters.items() if each.requires_grad}
         super().__init__(state, trained, task.optimizer)
@@ -185,18 +239,15 @@ class StageWorker(DeviceState):
         return {} if losses is None else dict(enumerate(losses))
 
 
-def _join(task: StageTask, first: StagePart) -> dist.ProcessGroup | None:
-    """Joins the group of the ranks; None stands for that of all processes."""
-    n_ranks = task.settings.n_ranks
+def _join(task: StageTask, first: StagePart) -> None:
+    """Joins the other ranks, if the processes are no group already."""
     if task.port is None:
-        if n_ranks == dist.get_world_size():
-            return None
-        return dist.new_group(list(range(n_ranks)), use_local_synchronization=True)  # type: ignore[no-any-return]
+        return
     if dist.is_initialized():
         dist.destroy_process_group()
     store = TCPStore(HOST, task.port, is_master=False)
     if is_cuda := first.device.type == "cuda":
         torch.cuda.set_device(first.device)
     backend = "nccl" if is_cuda else "gloo"
+    n_ranks = len(task.settings.mesh[0])
     dist.init_process_group(backend, store=store, rank=first.index, world_size=n_ranks)
-    return None

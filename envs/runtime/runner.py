@@ -270,7 +270,7 @@ class StepRunner:
             ExecutionError: a parameter is not trained here, or something is neither tensor nor number.
         """
         check_optimizer_state(state)
-        if unknown := state.keys() - {path for each in self._trained for path in each}:
+        if unknown := state.keys() - self.captured.updates.rules.keys():
             raise ExecutionError(f"the optimizer's state has '{min(unknown)}', which is not trained")
         self._share_out("set_optimizer_state", pack_all(state), self._trained)
 

@@ -99,7 +99,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.part, self._reads, self._makes = part, reads, makes
         self._receives, self._returns = receives, returns
-        self._recomputes, self._changed = recomputes, changed
+        self._recomputes, self.changed = recomputes, changed
 
     def forward(self, *received: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
         """Runs the part; `inputs` are those of the whole module by name."""
@@ -126,7 +126,7 @@ class StageModule(nn.Module):
             self.part.load_state_dict(present, strict=False)
 
     def _copied_buffers(self) -> dict[str, Tensor]:
-        return {path: self.part.get_buffer(path).clone() for path in self._changed}
+        return {path: self.part.get_buffer(path).clone() for path in self.changed}
 
 
 @dataclass(frozen=True, eq=False)

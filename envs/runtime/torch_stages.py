@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint
 
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
-from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B, PipelineError
+from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B, Pipeline, PipelineError
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
@@ -27,9 +28,11 @@ from graphs.system.errors import print_notice
 
 
 class TorchStages:
-    """The stages of a plan for the ranks of torch.distributed; stage `i` runs on rank `i`, then in rounds.
+    """The stages of a plan for the ranks of torch.distributed, as many as its devices.
 
-    Cuts lie where modules begin. The module's own parameters are trained, on each rank those of its stages.
+    Without replicas, stage `i` runs on rank `i`, then in rounds. With replicas, rank `i` runs what the plan
+    has on the `i`-th of the devices of all replicas, in the order of the cluster. Cuts lie where modules
+    begin. The module's own parameters are trained, on each rank those of its stages.
 
     Args:
         module: that was placed, or one of equal shapes; this rank's stages are moved to its device.
@@ -37,11 +40,13 @@ class TorchStages:
         batch_dim: dimension of the inputs that microbatches are cut from.
 
     Attributes:
+        mesh: ranks of each replica, in the order of their first stages.
+        shares: microbatches of each replica.
         cuts: modules that stages begin with, and the simulated step of these stages.
 
     Raises:
-        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches,
-            or recomputation under `zero-bubble`.
+        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches or unequal
+            shares of them, or recomputation under `zero-bubble`.
         ExecutionError: the module is another one than was placed, or has no values.
     """
 
@@ -56,6 +61,8 @@ class TorchStages:
         batch_dim: int = 0,
     ) -> None:
         self.module, self.captured, self.pipeline = unwrapped(module), captured, pipelined.pipeline
+        self.mesh = _mesh(stages)
+        self.shares = _shares(self.pipeline, len(self.mesh))
         self.batch_dim, self._device, self._n_steps = batch_dim, torch.device(device), 0
         state_of(captured, self.module)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(self.module))
@@ -67,10 +74,10 @@ class TorchStages:
                 f"torch runs a stage again for each of its parameters with '{self.pipeline.name}'; use "
                 f"{ONE_F_ONE_B}, or place with may_recompute=False in the Pipeline"
             )
-        if self.pipeline.name == ONE_F_ONE_B and self.pipeline.microbatches < self._n_stages:
+        if self.pipeline.name == ONE_F_ONE_B and min(self.shares) < self._n_stages:
             raise PipelineError(
                 f"torch runs schedule '{ONE_F_ONE_B}' with at least as many microbatches as stages, not "
-                f"{self.pipeline.microbatches} for {self._n_stages}; use {GPIPE} or more microbatches"
+                f"{min(self.shares)} for {self._n_stages}; use {GPIPE} or more microbatches"
             )
         if any(RUN in node.meta for node in captured.trace.nodes):
             print_notice("stages run layers under torch.utils.checkpoint once, in more memory than simulated")
@@ -86,8 +93,8 @@ class TorchStages:
 
     @property
     def csv(self) -> str:
-        """The actions of each rank in a row, as torch's schedules load them in format `compute_only`."""
-        return schedule_csv(self.pipeline, self.n_ranks)
+        """The actions of each rank of the first replica in a row, as torch loads `compute_only` schedules."""
+        return schedule_csv(replace(self.pipeline, microbatches=self.shares[0], replicas=1), self.n_ranks)
 
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.
@@ -99,7 +106,7 @@ class TorchStages:
             inputs: as many microbatches as the plan has in one batch, of the structure of the capture.
 
         Returns:
-            The loss of each microbatch, (n_microbatches,), on the rank of the last stage; None on others.
+            The loss of each microbatch, (n_microbatches,), on ranks of the last stage; None on others.
 
         Raises:
             ExecutionError: the inputs are not those of so many microbatches of the capture.
@@ -111,7 +118,8 @@ class TorchStages:
             state = partial(state_of, self.captured, self.module)
             say_if_no_mean(self.captured, state, inputs, self.pipeline.microbatches, self.batch_dim)
         self._n_steps += 1
-        return rank.step(cut)
+        first = sum(self.shares[: rank.replica])
+        return rank.step([each[first : first + self.shares[rank.replica]] for each in cut])
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yields the parameters of this rank's stages, for an optimizer."""
@@ -133,6 +141,17 @@ class TorchStages:
         return self._rank.stages
 
     @property
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """The ranks of all replicas that have the stages of this one; None if there is one replica.
+
+        `torch.distributed.optim.ZeroRedundancyOptimizer` takes it to divide the optimizer's states.
+
+        Raises:
+            PipelineError: as `stages`.
+        """
+        return self._rank.replica_group
+
+    @property
     def schedule(self) -> Any:
         """The schedule of this rank's stages, as torch's class runs it."""
         return self._rank.schedule
@@ -147,8 +166,8 @@ class TorchStages:
         names = zip(self._split.inputs, self.captured.step.tensors, strict=True)
         return RankSettings(
             schedule=self.pipeline.name,
-            microbatches=self.pipeline.microbatches,
-            n_ranks=self.n_ranks,
+            shares=self.shares,
+            mesh=self.mesh,
             inputs=tuple((name, tensor.dim() > 0) for name, tensor in names),
             shared=self._split.shared,
         )
@@ -166,12 +185,41 @@ class TorchStages:
     @cached_property
     def _rank(self) -> RankStages:
         n_there = dist.get_world_size() if dist.is_initialized() else 0
-        if n_there != self.n_ranks:
+        if n_there != (n_devices := sum(map(len, self.mesh))):
             raise PipelineError(
-                f"the plan has {self.n_ranks} devices, and {n_there} processes are there; start one each "
+                f"the plan has {n_devices} devices, and {n_there} processes are there; start one each "
                 "by torchrun, and call torch.distributed.init_process_group"
             )
-        return RankStages(self.settings, self.parts(dist.get_rank(), self._device))
+        (position,) = (ranks.index(rank) for ranks in self.mesh if (rank := dist.get_rank()) in ranks)
+        return RankStages(self.settings, self.parts(position, self._device))
+
+
+def _mesh(stages: Stages) -> tuple[tuple[int, ...], ...]:
+    """Numbers the ranks of each replica; those of one replica in the order of its first stages."""
+    if len(stages.replicas) == 1:
+        return (tuple(range(len(stages.ranks))),)
+    order = sorted(device for group in stages.replicas for device in group)
+    return tuple(tuple(map(order.index, group)) for group in stages.replicas)
+
+
+def _shares(pipeline: Pipeline, n_replicas: int) -> tuple[int, ...]:
+    """Returns the microbatches of each replica.
+
+    Raises:
+        PipelineError: there are no equal shares, or the plan has no devices for its replicas.
+    """
+    if pipeline.replicas != n_replicas:
+        raise PipelineError(
+            f"the plan has devices for {n_replicas} replicas, and its pipeline has {pipeline.replicas}; "
+            "place the module again"
+        )
+    share, rest = divmod(pipeline.microbatches, n_replicas)
+    if rest:
+        raise PipelineError(
+            f"{pipeline.microbatches} microbatches cannot be divided equally among {n_replicas} replicas; "
+            f"give a multiple of {n_replicas}, such as {(share + 1) * n_replicas}"
+        )
+    return (share,) * n_replicas
 
 
 def _is_called_in(module: nn.Module) -> Callable[[str], bool]:

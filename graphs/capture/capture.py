@@ -20,7 +20,7 @@ from graphs.capture.known_values import NEEDS_VALUES, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
-from graphs.capture.optimizers import Updates, dtype_of, rules_of
+from graphs.capture.optimizers import DTYPES, Updates, rules_of
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.capture.values import note_stored
@@ -90,8 +90,8 @@ def capture_step(
         `gemm`.
 
     Raises:
-        CaptureError: an unknown optimizer or type, or a model that cannot be traced; one line with the line of the
-            model's code and the op or the reason.
+        CaptureError: an unknown optimizer or type, or a model that cannot be traced; one line with that of
+            the model's code and the op or the reason.
     """
     module = unwrapped(module)
     name = printable(name or type(module).__name__)
@@ -103,7 +103,10 @@ def capture_step(
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
         rules = rules_of(optimizer, module) if training else {}
-        dtypes = dtype_of("master_weights", master_weights), dtype_of("gradient_dtype", gradient_dtype)
+        dtypes: Any = [DTYPES.get(dtype, dtype) for dtype in (master_weights, gradient_dtype)]  # type: ignore[arg-type]
+        if not {*dtypes} <= {None, *DTYPES.values()}:
+            wrong = f"master_weights is {master_weights!r} and gradient_dtype {gradient_dtype!r}"
+            raise CaptureError(f"{wrong}; use {', '.join(DTYPES)} or None for each")
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)

@@ -140,7 +140,10 @@ class GraphBuilder:
         if path not in self.trace.gradients:
             return storage.bytes if storage else size_bytes(tensor)
         _, gradient_bytes = self._gradient_size(path, tensor)
-        return size_bytes(tensor) + gradient_bytes + self.updates.kept_bytes(path, tensor)
+        if path not in self.updates.rules:
+            return size_bytes(tensor) + gradient_bytes
+        kept_bytes = self.updates.state_bytes(path, tensor) + self.updates.master_bytes(tensor)
+        return size_bytes(tensor) + gradient_bytes + kept_bytes
 
     def _gradient_size(self, path: str, tensor: Tensor) -> tuple[float, float]:
         """The share of a parameter's elements that its gradient holds, and the bytes of the gradient."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphs.step_settings import AMPERE, Gpu
 from graphs.system.errors import InputError, print_notice, printable
 from graphs.system.registry import look_in
 from graphs.system.user_code import users_code
@@ -40,22 +39,16 @@ class SourceError(InputError):
 
 
 def capture_model(
-    spec: str,
-    made: UserModel | None = None,
-    *,
-    optimizer: str = "adam",
-    training: bool = True,
-    prompt: int | None = None,
-    gpu: Gpu | None = AMPERE,
+    spec: str, made: UserModel | None = None, *, prompt: int | None = None, **settings: Any
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
     Args:
         spec: as `make_model` takes it.
         made: what it made, if that has been done.
-        optimizer, training, gpu: of the step, as `graphs.capture.capture` takes them.
         prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
             words of the inputs at once.
+        settings: those of `capture_step`.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
@@ -69,8 +62,7 @@ def capture_model(
         if prompt is not None:
             step = decoding.capture_decoding(made.module, made.inputs, prompt, name)
         else:
-            how: Any = {"loss": made.loss, "optimizer": optimizer, "training": training, "gpu": gpu}
-            step = capture.capture_step(made.module, made.inputs, name=name, **how)
+            step = capture.capture_step(made.module, made.inputs, loss=made.loss, name=name, **settings)
     return replace(step, graph=replace(step.graph, family=MODEL))
 
 

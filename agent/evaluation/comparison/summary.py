@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -199,14 +199,14 @@ def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
         yield key, sorted(part, key=rank)
 
 
-def title(case: Case, uncalibrated: Collection[str] = ()) -> str:
+def title(case: Case, uncalibrated: Mapping[str, str] | None = None) -> str:
     """Heading of the table of a case; it says what one decision places, if not an op.
 
     Args:
-        uncalibrated: names of clusters whose op times come from datasheets.
+        uncalibrated: notes of clusters that are not calibrated, or only in part.
     """
     family, cluster, seen, granularity = case
-    note = " (uncalibrated)" if cluster in uncalibrated else ""
+    note = f" ({uncalibrated[cluster]})" if uncalibrated and cluster in uncalibrated else ""
     unit = "" if granularity == "op" else f", placed by {granularity}"
     return f"{family or 'no family'} on {cluster}{note}{unit}{SEEN_NOTES.get(seen, '')}"
 

@@ -114,8 +114,7 @@ class MeasuringSession:
         self._folder, self._timeout_s = folder, timeout_s
         self._model: RunnableModel = load_runnable(
             config.model,
-            optimizer=config.optimizer,
-            training=not config.inference,
+            **config.capture_settings,
             split=None if config.split is None else int(config.split),
             batch_dim=config.batch_dim,
             gpu=gpus_of(clusters),

@@ -48,7 +48,7 @@ def advice_of(trials: Sequence[Trial], answers: Answers | None = None) -> str:
         answers: placements of the trials; None leaves out data parallelism that is not among the trials.
     """
     runs = by_run(_with_data_parallel(trials, answers))
-    ranked, uncalibrated = _ranked(runs), answers.spec.uncalibrated if answers else ()
+    ranked, uncalibrated = _ranked(runs), answers.spec.uncalibrated if answers else {}
     solved = _solved(runs[ranked[0]]) if ranked else list(trials)
     if not solved:
         return "no placement is feasible so far"
@@ -62,7 +62,8 @@ def advice_of(trials: Sequence[Trial], answers: Answers | None = None) -> str:
     kind = "pipeline" if answers and answers.spec.pipeline else "placement"
     n_graphs = len({trial.graph for trial in solved})
     over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {solved[0].graph}"
-    over += ", uncalibrated" * any(trial.cluster in uncalibrated for trial in solved)
+    notes = {uncalibrated[trial.cluster] for trial in solved if trial.cluster in uncalibrated}
+    over += "".join(f", {note}" for note in sorted(notes))
     best = f"the {kind} of {name_of(*ranked[0])} ({milliseconds(step_s)} ms{over})" if ranked else ""
     placement = best or f"the best {kind}", step_s
     text = as_graph(answers.host_line(trials) if answers else "")

@@ -39,7 +39,7 @@ def write_report(
             unless it is among the trials.
         n_trials: number of trials in all; None = these.
     """
-    n_ended, uncalibrated = len(trials) + n_failed, answers.spec.uncalibrated if answers else ()
+    n_ended, uncalibrated = len(trials) + n_failed, answers.spec.uncalibrated if answers else {}
     page = render(
         "report.html",
         headline=headline(trials, answers),

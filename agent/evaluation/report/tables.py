@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,7 +76,9 @@ HEADINGS = (
 )
 
 
-def main_tables(trials: Sequence[Trial], lines: Sequence[Line], uncalibrated: Collection[str] = ()) -> Markup:
+def main_tables(
+    trials: Sequence[Trial], lines: Sequence[Line], uncalibrated: Mapping[str, str] | None = None
+) -> Markup:
     """A sortable table of placers per family and cluster, the shortest step first."""
     groups: dict[Case, dict[Run, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:

@@ -10,15 +10,14 @@ from itertools import groupby
 import numpy as np
 
 from agent.placing.exports.module_tree import ModuleTree, above
-from envs.objective import Objective
+from envs.objective import Objective, PipelineObjective
 from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline
-from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
-from graphs.system.errors import InputError, shortened
+from graphs.system.errors import InputError, print_notice, shortened
 from graphs.system.registry import Registry
 
 BY_LAYER = "place with granularity layer"
@@ -40,10 +39,12 @@ class Export:
     Attributes:
         make: makes the text from a placement.
         ending: of the names of files that hold it.
+        has_replicas: whether the text tells the target of replicas.
     """
 
     make: Callable[[PlacedModules], str]
     ending: str
+    has_replicas: bool
 
 
 EXPORTS = Registry[Export](
@@ -51,7 +52,9 @@ EXPORTS = Registry[Export](
 )
 
 
-def export(name: str, ending: str) -> Callable[[Callable[[PlacedModules], str]], Callable[..., str]]:
+def export(
+    name: str, ending: str, *, has_replicas: bool = False
+) -> Callable[[Callable[[PlacedModules], str]], Callable[..., str]]:
     """Registers a function as the export `name`.
 
     Raises:
@@ -59,19 +62,22 @@ def export(name: str, ending: str) -> Callable[[Callable[[PlacedModules], str]],
     """
 
     def register(make: Callable[[PlacedModules], str]) -> Callable[..., str]:
-        EXPORTS.register(name, Export(make, ending), make.__module__)
+        EXPORTS.register(name, Export(make, ending, has_replicas), make.__module__)
         return make
 
     return register
 
 
 def export_text(name: str, placed: PlacedModules) -> str:
-    """Makes the text of a placement for a target.
+    """Makes the text of a placement for a target; says on stderr if it leaves replicas out.
 
     Raises:
         ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
     """
-    return EXPORTS[name].make(placed)
+    text = EXPORTS[name].make(placed)
+    if not EXPORTS[name].has_replicas and (n_replicas := len(placed.replicas)) > 1:
+        print_notice(f"export {name} describes the first of {n_replicas} replicas; run the others alike")
+    return text
 
 
 def placed_modules(objective: Objective, placement: Placement, layers: str = "") -> PlacedModules:
@@ -102,6 +108,11 @@ class PlacedModules:
         """Stage of each op, or device of each op without a pipeline; int64 (n_ops,)."""
         return self.placement.device_of if self.stages is None else self.stages.stage_of
 
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica of a pipeline; none without a pipeline."""
+        return () if self.stages is None else self.stages.replicas
+
     @cached_property
     def tree(self) -> ModuleTree:
         """The modules of the model."""
@@ -115,7 +126,8 @@ class PlacedModules:
         """
         assert self.pipeline is not None
         assert self.stages is not None
-        cuts = cut_at_modules(PipelinedProblem(self.problem, self.pipeline), self.stages, begins)
+        pipelined = PipelineObjective(self.problem, self.pipeline).pipelined
+        cuts = cut_at_modules(pipelined, self.stages, begins)
         notes = (str(cuts),) if cuts.n_moved else ()
         cut = replace(self, placement=Placement(cuts.stages.device_of), stages=cuts.stages, notes=notes)
         return cut, cuts.modules
@@ -229,6 +241,27 @@ class PlacedModules:
     def device_names(self) -> Sequence[str]:
         """Names of the cluster's devices."""
         return [device.name for device in self.problem.cluster.devices]
+
+    def batch_notes(self, target: str, microbatches: str, *, by_stage: bool = True) -> list[str]:
+        """Says which devices the ranks of replicas are, and what sets the number of microbatches.
+
+        Args:
+            microbatches: what is to be set, in words, with `{all}` and `{share}` for their numbers.
+            by_stage: whether ranks of one stage follow each other, rather than those of one replica.
+        """
+        if self.pipeline is None or len(self.replicas) < 2:
+            return []
+        rows, devices = self.replicas, self.problem.cluster.devices
+        order = [device for row in (zip(*rows, strict=True) if by_stage else rows) for device in row]
+        names = ", ".join(shortened(self.device_names[device]) for device in order)
+        count = self.pipeline.microbatches
+        notes = [f"{len(rows)} replicas: start {len(order)} processes; their devices in order: {names}"]
+        notes.append(microbatches.format(all=count, share=count // len(rows)))
+        if len({tuple(devices[device].kind for device in row) for row in rows}) > 1:
+            notes.append(
+                f"{target} gives all replicas equally many microbatches, though their devices differ"
+            )
+        return notes
 
     def check_ranges(self, target: str) -> None:
         """Refuses several stages on a device for a target that gives each device one range of layers.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
+
 from agent.placing.exports.export import ExportError, PlacedModules, comments, export
+from agent.placing.exports.module_tree import ModuleTree, above
 from agent.placing.handover.device_map import project
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from envs.pipeline.schedules import schedule_csv
@@ -43,7 +47,9 @@ def torch_schedule(placed: PlacedModules) -> str:
     """
     if placed.pipeline is None or placed.stages is None:
         raise ExportError("one batch at a time has no schedule; place with --pipeline")
-    return schedule_csv(placed.pipeline, len(placed.stages.ranks))
+    share = placed.pipeline.microbatches // len(placed.replicas)
+    one = replace(placed.pipeline, microbatches=share, replicas=1)
+    return schedule_csv(one, len(placed.stages.ranks))
 
 
 @export("accelerate", ending=".accelerate.json")
@@ -65,44 +71,72 @@ TORCH_SCHEDULES = {
     ZERO_BUBBLE: "InterleavedZeroBubble",
 }
 """Names of the schedules in `torch.distributed.pipelining.schedules.get_schedule_class`."""
+WAYS = "replicate", "shard"
+"""Data parallelism of torchtitan: of whole weights, or of shards of them."""
 
 
-@export("megatron", ending=".megatron.txt")
+@export("megatron", ending=".megatron.txt", has_replicas=True)
 def megatron_layout(placed: PlacedModules) -> str:
     """Lays layers out for Megatron-LM: `E` embedding, `t` a layer, `m` one for further tokens, `L` loss.
 
     `|` is between stages. With several on a device, all stages of the first round come first. All `m` are in
-    one stage of the last round, after all `t`. One `L` ends the layout, for all losses. Source:
-    `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py.
+    one stage of the last round, after all `t`. One `L` ends the layout, for all losses. The replicas are as
+    many as there are processes for; with `--use-tp-pp-dp-mapping`, ranks of a replica follow each other.
+    Sources: `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py;
+    `validate_args` in megatron/training/arguments.py; `initialize_model_parallel`.
     """
-    predicted = placed.tree.predicted()
+    is_tied, predicted = _ends_are_tied(placed.tree), placed.tree.predicted()
     placed, ranks = placed.ranks("Megatron-LM", predicted)
     n_devices, used = len(set(placed.devices(ranks))), [at for at, each in enumerate(ranks.values()) if each]
     cells = [_repeated("t", sum(path not in predicted for path in layers)) for layers in ranks.values()]
     cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
     layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"
-    flags = f"--pipeline-model-parallel-size {n_devices}"
-    return f'{comments(placed.notes)}{flags} --pipeline-model-parallel-layout "{layout}"\n'
+    in_runs = len(placed.replicas) > 1 and sorted(sum(placed.replicas, ())) == [*sum(placed.replicas, ())]
+    flags = [f"--pipeline-model-parallel-size {n_devices}"]
+    flags += ["--use-tp-pp-dp-mapping"] * in_runs
+    flags += ["--use-distributed-optimizer"] * (
+        placed.pipeline is not None and placed.pipeline.shard_optimizer
+    )
+    flags += ["--untie-embeddings-and-output-weights"] * (not is_tied)
+    batch = "--global-batch-size is {all} times --micro-batch-size"
+    notes = [*placed.notes, *placed.batch_notes("Megatron-LM", batch, by_stage=not in_runs)]
+    return f'{comments(notes)}{" ".join(flags)} --pipeline-model-parallel-layout "{layout}"\n'
+
+
+def _ends_are_tied(tree: ModuleTree) -> bool:
+    """Says whether modules outside the layers read one parameter, as an embedding and a head do."""
+    graph = tree.graph
+    readers = [[path.rpartition(".")[0] for path in paths] for paths in graph.tied]
+    for op in np.flatnonzero(np.array(graph.op_types) == "parameter").tolist():
+        readers.append(
+            [graph.modules[one] for one in graph.successors.row(op) if graph.phases[one] == "forward"]
+        )
+    outside = ({path for path in paths if tree.layers.isdisjoint(above(path))} for paths in readers)
+    return any(len(paths) > 1 for paths in outside)
 
 
 def _repeated(letter: str, count: int) -> str:
     return f"{letter}*{count}" if count > 1 else letter * count
 
 
-@export("deepspeed", ending=".deepspeed.py")
+@export("deepspeed", ending=".deepspeed.py", has_replicas=True)
 def deepspeed_parts(placed: PlacedModules) -> str:
     """Writes a subclass of DeepSpeed's `PipelineModule` whose stages begin at given layers.
 
-    Its layers are the modules of the model in program order, which the comment lists. Source:
-    `_partition_layers` in deepspeed/runtime/pipe/module.py.
+    Its layers are the modules of the model in program order, which the comment lists. DeepSpeed makes as many
+    replicas as there are processes for. Sources: `_partition_layers` in deepspeed/runtime/pipe/module.py;
+    `PipeDataParallelTopology`.
     """
     placed.check_ranges("DeepSpeed")
     placed, parts = placed.parts(placed.tree.modules(placed.tree.opens))
     bounds = list(accumulate((len(run) for _, run in parts), initial=0))
     named = ", ".join(path for _, run in parts for path in run)
+    notes = [*placed.notes, *placed.batch_notes("DeepSpeed", "gradient_accumulation_steps is {share}")]
+    if placed.pipeline is not None and placed.pipeline.shard_optimizer:
+        notes.append('"zero_optimization": {"stage": 1} divides the states of the optimizer')
     return f"""from deepspeed.pipe import PipelineModule
 
-{comments(placed.notes)}# layers: {named}
+{comments(notes)}# layers: {named}
 
 
 class PlacedPipeline(PipelineModule):
@@ -113,11 +147,12 @@ class PlacedPipeline(PipelineModule):
 """
 
 
-@export("torchtitan", ending=".torchtitan.py")
+@export("torchtitan", ending=".torchtitan.py", has_replicas=True)
 def torchtitan_parts(placed: PlacedModules) -> str:
     """Names the modules of each stage for torchtitan: children of the model, and the members of its lists.
 
-    Source: `ParallelismConfig` and `pipeline_module_split` of torchtitan 0.3; a `Sequential` stays whole.
+    Source: `ParallelismConfig`, `ParallelDims` and `pipeline_module_split` of torchtitan 0.3; a `Sequential`
+    stays whole.
 
     Raises:
         ExportError: a child of the model is on several devices.
@@ -136,6 +171,17 @@ def torchtitan_parts(placed: PlacedModules) -> str:
     settings = [f"pipeline_parallel_degree={degree}", f"module_fqns_per_model_part={names}"]
     if placed.pipeline is not None:
         settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
+    batch = "local_batch_size is {share} times pipeline_parallel_microbatch_size"
+    notes = [*placed.notes, *placed.batch_notes("torchtitan", batch)]
+    if placed.pipeline is not None and len(placed.replicas) > 1:
+        degrees = (1, len(placed.replicas)) if placed.pipeline.shard_optimizer else (len(placed.replicas), 1)
+        settings += [
+            f"data_parallel_{way}_degree={degree}" for way, degree in zip(WAYS, degrees, strict=True)
+        ]
+        if placed.pipeline.shard_optimizer:
+            notes.append(
+                "torchtitan shards weights and gradients with the optimizer's states (FSDP, no ZeRO-1)"
+            )
     lines = "".join(f"    {setting},\n" for setting in settings)
-    head = f"from torchtitan.config import ParallelismConfig\n\n{comments(placed.notes)}"
+    head = f"from torchtitan.config import ParallelismConfig\n\n{comments(notes)}"
     return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

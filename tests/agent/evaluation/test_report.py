@@ -190,15 +190,25 @@ def test_a_report_advises_data_parallelism_that_was_not_asked_for(tmp_path):
     assert text.count("data-parallel") == 1  # where it is explained; in no table
 
 
-def test_steps_that_a_host_cannot_issue_so_fast_are_said(tmp_path):
+@pytest.mark.parametrize("issue_s", [0.0, 1e-4])
+def test_steps_that_their_host_bounds_are_said_first(tmp_path, issue_s):
     ops = [{"name": str(op), "flops": 1e6, "bytes_moved": 1e3} for op in range(8)]
     short = build_graph("short", "", ops, [(0, 4.0, [1])])
-    spec = small_spec(graphs=(short, training_graph()), clusters=(make_cluster(2, 1e13),), placers=("heft",))
+    cluster = make_cluster(2, 1e13, issue_s=issue_s)
+    spec = small_spec(graphs=(short, training_graph()), clusters=(cluster,), placers=("heft",))
     found = evaluate(spec, tmp_path, report=quiet)
     write_report(tmp_path / "report.html", found.trials, "evaluate.py", answers=found.answers)
     line = found.answers.host_line(found.trials)
-    assert "at 10 us an op or more, it issues steps of 1 of 2 graphs slower than they run here" in line
-    assert (tmp_path / "report.html").read_text().count(line) == 1
+    assert (
+        "longer to issue 1 of 2 steps than the devices to run them: capture the step as a CUDA graph" in line
+    )
+    assert ("not counted" in line) == (issue_s == 0)
+    assert advice_of(found.trials, found.answers).startswith("as a CUDA graph, use") == (issue_s == 0)
+    text = (tmp_path / "report.html").read_text()
+    assert text.count(line[1:]) == 1
+    assert text.index(line[1:]) < text.index("<b>Use" if issue_s else "<b>As a CUDA graph, use")
+    one = found.answers.host_line([trial for trial in found.trials if trial.graph == "short"])
+    assert one.endswith("until then no placement makes it shorter than that")
     assert found.answers.host_line([trial for trial in found.trials if trial.graph != "short"]) == ""
 
 

@@ -122,7 +122,10 @@ def test_headings_say_the_granularity_where_it_is_not_op():
     )
     assert table_lines(by_op, None)[0] == "toy on c"
     assert table_lines(by_module, None)[0] == "toy on c, placed by module"
-    assert table_lines(by_module, None, 0, {"c"})[0] == "toy on c (uncalibrated), placed by module"
+    assert (
+        table_lines(by_module, None, 0, {"c": "uncalibrated"})[0]
+        == "toy on c (uncalibrated), placed by module"
+    )
     assert [line.granularity for line in by_op + by_module] == ["op", "module"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json
+from envs.cluster.host import EAGER_ISSUE_S
 from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, Kind, Link, measured_links
 from envs.cluster.presets import get_cluster
 from graphs.system.json_files import FileFormatError
@@ -95,7 +96,7 @@ def test_a_share_of_a_link_has_the_same_constants_in_seconds() -> None:
 
 
 def test_shipped_links_are_links() -> None:
-    assert len(LINKS) == 9
+    assert len(LINKS) == 9 + 6 * 3
     for link in LINKS.values():
         assert link.bytes_per_s > 1e9
         assert 0 <= link.latency_s < 1e-3
@@ -118,7 +119,7 @@ def test_calibrated_presets_have_the_numbers_of_the_file(preset: str, name: str,
     np.testing.assert_allclose(cluster.bytes_per_s, share * link.bytes_per_s)
     np.testing.assert_array_equal(cluster.latency_s, link.latency_s)
     np.testing.assert_allclose(cluster.n_half_matrix, share * link.n_half_bytes)
-    assert cluster.issue_s == 0
+    assert (cluster.issue_s, cluster.issue_per) == (EAGER_ISSUE_S, "op")
 
 
 @pytest.mark.parametrize(

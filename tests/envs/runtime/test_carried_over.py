@@ -15,6 +15,7 @@ from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import ExecutionError
 from envs.runtime.runner import StepRunner
 from graphs.capture.capture import capture_step
+from graphs.capture.loss import find_loss
 from tests.envs.runtime.small_models import random_devices
 
 N_STEPS = 3
@@ -222,3 +223,27 @@ def test_options_with_which_an_optimizer_keeps_more_are_named(
     assert capsys.readouterr().err.startswith(
         "with lr=0.1, momentum=0.9 the optimizer keeps 608 bytes, 608 more than planned; "
     )
+
+
+def test_instances_of_optimizers_update_the_parameters_that_they_hold(processes: DeviceProcesses) -> None:
+    plain = made(Net)
+    matrices = [each for each in plain.parameters() if each.dim() == 2]
+    others = [each for each in plain.parameters() if each.dim() != 2]
+    optimizers = [torch.optim.Muon(matrices, lr=0.1), torch.optim.SGD(others[:1], lr=0.2, momentum=0.9)]
+    captured = capture_step(plain, batches()[0], optimizer=optimizers, notify=lambda _: None)
+    runner = StepRunner(captured, random_devices(captured.graph, 2, 0), plain, processes)
+    for x in batches():
+        runner.step(x)
+        loss, _ = find_loss(plain(x))
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    state, kept = runner.state_dict(), runner.optimizer_state_dict()
+    for path, tensor in plain.state_dict().items():
+        torch.testing.assert_close(state[path], tensor)
+    assert {name for each in kept.values() for name in each} == {"momentum_buffer"}
+    runner.load_optimizer_state_dict(kept)
+    assert runner.optimizer_state_dict().keys() == kept.keys()
+    with pytest.raises(ExecutionError, match=r"state has 'b\.bias', which is not trained"):
+        runner.load_optimizer_state_dict({"b.bias": {}})

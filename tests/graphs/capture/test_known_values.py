@@ -100,6 +100,13 @@ def test_values_of_the_inputs_decide_and_are_held(name: str, training: bool) -> 
     assert "layer" in captured.graph.modules
 
 
+def test_a_loop_as_long_as_a_value_says_is_not_run_for_made_up_ones() -> None:
+    layer, calls = Calls(FUNCTIONS["range"][0]), list[int]()
+    layer.layer.register_forward_hook(lambda *_: calls.append(1))
+    capture_step(layer, FUNCTIONS["range"][1], training=False, notify=lambda _: None)
+    assert 2 < len(calls) < 5_000
+
+
 @pytest.mark.parametrize("by_mask", [True, False])
 def test_experts_cost_what_the_router_sends_them(by_mask: bool) -> None:
     torch.manual_seed(0)

@@ -201,7 +201,6 @@ def test_master_weights_and_cast_gradients_are_resident_and_moved(
     assert graph.tensor_bytes[gradients & (graph.tensor_owner >= 0)].sum() == 272 * (
         4 if "gradient_dtype" in settings else 2
     )
-    assert graph.state_bytes.sum() == (per_element - (6 if "gradient_dtype" in settings else 4)) * 272
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def test_master_weights_and_cast_gradients_are_resident_and_moved(
         ({"optimizer": []}, "holds no parameter of the module"),
         ({"optimizer": torch.optim.SGD([torch.zeros(2)])}, "holds no parameter of the module"),
         ({"master_weights": "fp32"}, "no trained weight is narrower"),
-        ({"gradient_dtype": "fp31"}, "gradient_dtype is 'fp31'; use fp32, bf16, fp16 or None"),
+        ({"gradient_dtype": "fp31"}, "gradient_dtype 'fp31'; use fp32, bf16, fp16 or None for each"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(settings: dict[str, Any], line: str) -> None:

@@ -182,6 +182,72 @@ def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None
     assert json.loads(export_text("split-spec", modules)) == ["layers.1", "layers.4"]
 
 
+def replicated(placed: PlacedModules, groups: tuple[tuple[int, ...], ...], *, shards: bool) -> PlacedModules:
+    assert placed.pipeline is not None
+    assert placed.stages is not None
+    pipeline = replace(placed.pipeline, replicas=len(groups), shard_optimizer=shards)
+    return replace(placed, pipeline=pipeline, stages=replace(placed.stages, groups=groups))
+
+
+def test_trainers_get_the_degrees_of_replicas(graph: OpGraph, capsys: pytest.CaptureFixture[str]) -> None:
+    one = pipelined(graph, "1f1b", ["layers.3"], [2, 0])
+    in_runs = replicated(pipelined(graph, "1f1b", ["layers.3"], [0, 1]), ((0, 1), (2, 3)), shards=False)
+    apart = replicated(one, ((0, 2), (1, 3)), shards=True)
+    for placed, degrees, order in (
+        (in_runs, (2, 1), "gpu0, gpu2, gpu1, gpu3"),
+        (apart, (1, 2), "gpu2, gpu3, gpu0, gpu1"),
+    ):
+        titan, deepspeed = export_text("torchtitan", placed), export_text("deepspeed", placed)
+        settings = targets.torchtitan_settings(titan)
+        assert settings["pipeline_parallel_degree"] == 2
+        assert [settings[f"data_parallel_{way}_degree"] for way in ("replicate", "shard")] == [*degrees]
+        line = f"# 2 replicas: start 4 processes; their devices in order: {order}\n"
+        assert line + "# local_batch_size is 4 times pipeline_parallel_microbatch_size\n" in titan
+        assert line + "# gradient_accumulation_steps is 4\n" in deepspeed
+        assert ("no ZeRO-1" in titan) == ('"stage": 1' in deepspeed) == placed.pipeline.shard_optimizer
+    flags, layout = "--untie-embeddings-and-output-weights --pipeline", "--pipeline-model-parallel-size 2 --"
+    first, last = export_text("megatron", in_runs), export_text("megatron", apart)
+    assert f"{layout}use-tp-pp-dp-mapping {flags}" in first
+    assert "devices in order: gpu0, gpu1, gpu2, gpu3\n# --global-batch-size is 8 times" in first
+    assert f"{layout}use-distributed-optimizer {flags}" in last
+    assert "in order: gpu2, gpu3, gpu0, gpu1" in last
+    assert targets.megatron_stages(last) == ["Ettt", "tttL"]
+    assert export_text("schedule-csv", apart).count("F") == 8
+    export_text("vllm", apart), export_text("vllm", one)
+    assert capsys.readouterr().err.splitlines() == [
+        f"export {name} describes the first of 2 replicas; run the others alike"
+        for name in ("schedule-csv", "vllm")
+    ]
+
+
+def test_unlike_devices_of_replicas_are_said(graph: OpGraph) -> None:
+    placed = replicated(pipelined(graph, "1f1b", ["layers.3"], [0, 1]), ((0, 1), (2, 3)), shards=False)
+    first, *others = placed.problem.cluster.devices
+    cluster = replace(placed.problem.cluster, devices=(replace(first, kind="p100"), *others))
+    placed = replace(placed, problem=replace(placed.problem, cluster=cluster))
+    assert "# DeepSpeed gives all replicas equally many microbatches, though" in export_text(
+        "deepspeed", placed
+    )
+
+
+@pytest.mark.parametrize("reads_weight", [False, True])
+def test_megatron_ties_the_head_where_it_is_tied(*, reads_weight: bool) -> None:
+    class Tied(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            if not reads_weight:
+                self.output.weight = self.tok_embeddings.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.tok_embeddings(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return nn.functional.linear(x, self.tok_embeddings.weight) if reads_weight else self.output(x)
+
+    text = export_text("megatron", placed(graph_of(Tied()), get_cluster("4xv100"), [0] * N_LAYERS))
+    assert "untie" not in text
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble", "interleaved-1f1b:2"])
 def test_torch_reads_the_schedule(graph: OpGraph, schedule: str) -> None:
     cuts = ["layers.1", "layers.2", "layers.4"] if ":" in schedule else ["layers.3"]

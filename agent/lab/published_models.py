@@ -104,7 +104,7 @@ class Llama(nn.Module):
         for layer in self.layers:
             states = layer(states, self.cos, self.sin)
         logits = self.head(self.norm(states)).float()
-        return CrossEntropy.apply(logits.flatten(0, 1), labels.flatten()).mean()  # type: ignore[no-any-return]
+        return CrossEntropy.apply(logits.flatten(0, 1), labels.flatten()).mean()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _trained(model: nn.Module, batch: int, length: int) -> OpGraph:
@@ -135,7 +135,8 @@ def megatron(*columns: tuple[str, Any]) -> OpGraph:
     }
     with torch.device("meta"):
         if row["family"] == "bert":
-            bert = transformers.BertConfig(vocab_size=30_592, attn_implementation="eager", **sizes)
+            sizes |= {"attn_implementation": "eager"}
+            bert = transformers.BertConfig(vocab_size=30_592, **sizes)
             model: nn.Module = transformers.BertForMaskedLM(bert)
         else:
             sizes |= {"num_key_value_heads": row["groups"], "residual_dropout": 0.1}
@@ -148,10 +149,9 @@ def decoding(name: str, precision: str) -> OpGraph:
     """Captures the step of a word after a prompt."""
     with torch.device("meta"):
         if name == "t0pp-11b":
-            config = transformers.T5Config(
-                d_model=4096, d_ff=10_240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu",
-                tie_word_embeddings=False,
-            )  # fmt: skip
+            sizes: dict[str, Any] = {"d_model": 4096, "d_ff": 10_240, "num_layers": 24, "num_heads": 64}
+            sizes |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+            config = transformers.T5Config(**sizes)
             model: nn.Module = transformers.T5ForConditionalGeneration(config)
         elif name == "gpt-j-6b":
             model = transformers.GPTJForCausalLM(transformers.GPTJConfig())

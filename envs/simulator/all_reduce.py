@@ -73,7 +73,8 @@ def all_reduce_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> F
     latency_s, is_near = np.asarray(cluster.latency_s)[np.ix_(ring, ring)], rate > rate.min()
     depth, chain = np.ceil(np.log2(len(ring) / per_node)), per_node - 1
     waits_s = depth * latency_s[~is_near].max() + chain * latency_s[is_near & (rate < np.inf)].max()
-    return np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
+    seconds: FloatArray = np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
+    return seconds
 
 
 def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:

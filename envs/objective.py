@@ -13,7 +13,9 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import NONE, eager_issue_s, with_host
 from envs.pipeline.chain import Chain
+from envs.pipeline.groups import Groups, groups_for
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
+from envs.pipeline.replicas import ReplicatedProblem, before_last_s, on_groups, pipelined_of
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster, phases_of, stages_of
 from envs.placements.placement import Placement
@@ -42,6 +44,15 @@ class Objective:
 
     def check(self) -> None:
         """Checks that the cluster can run the graph at all, whatever its memory."""
+
+    @property
+    def placed(self) -> Problem:
+        """The graph on the devices that placers see."""
+        return self.problem
+
+    def layouts(self) -> list[Objective]:
+        """Lists the objectives that placers take in turn."""
+        return [self]
 
     def check_feasible(self) -> None:
         """Checks that some placement may be feasible.
@@ -132,6 +143,7 @@ class DataParallelPipeline(NamedTuple):
         fits: whether each has the memory of the whole model.
         evaluations: steps that were simulated.
         own_batches: whether each device computes a whole batch of its own.
+        peak_bytes: greatest memory in use of a device.
     """
 
     step_s: float
@@ -139,6 +151,7 @@ class DataParallelPipeline(NamedTuple):
     fits: bool
     evaluations: int
     own_batches: bool = False
+    peak_bytes: float = 0.0
 
     @property
     def seconds_per_batch(self) -> float:
@@ -175,6 +188,7 @@ class PipelineObjective(Objective):
 
     Attributes:
         whole: step of the batch that is not cut into microbatches, or why there is none.
+        groups: devices of each replica that placers see; empty = the first of `groups_for`.
 
     Raises:
         PipelineError: at the first use, if the schedule has yet to be chosen.
@@ -182,18 +196,45 @@ class PipelineObjective(Objective):
 
     pipeline: Pipeline
     whole: Problem | str = ""
+    groups: Groups = ()
 
     kind = PIPELINE
 
     @cached_property
     def pipelined(self) -> PipelinedProblem:
         """The graph and its pipeline, as they are simulated."""
-        return PipelinedProblem(self.problem, self.pipeline)
+        return pipelined_of(self.problem, self.pipeline)
+
+    @cached_property
+    def members(self) -> list[PipelinedProblem]:
+        """The pipeline of each replica; the devices of placers are positions in the group of the first."""
+        replicated, groups = self.pipelined, self._groups
+        return (
+            replicated.replicas(groups).members if isinstance(replicated, ReplicatedProblem) else [replicated]
+        )
+
+    @cached_property
+    def _groups(self) -> Groups:
+        """Devices of each replica; empty = one replica."""
+        count = self.pipeline.replicas
+        return () if count == 1 else self.groups or groups_for(self.problem.cluster, int(count))[0]
+
+    @property
+    def placed(self) -> Problem:
+        """The graph on the devices that placers see: those of the first replica."""
+        return self.members[0].problem
+
+    def layouts(self) -> list[Objective]:
+        """Lists the objectives of all groups of devices that replicas can have, which differ."""
+        if self.pipeline.replicas == 1 or self.groups:
+            return [self]
+        groups = groups_for(self.problem.cluster, int(self.pipeline.replicas))
+        return [replace(self, groups=each) for each in groups]
 
     @property
     def chain(self) -> Chain:
         """The pieces of the graph, between which stages can be cut."""
-        return self.pipelined.chain
+        return self.members[0].chain
 
     @property
     def eager_host_s(self) -> float:
@@ -223,7 +264,8 @@ class PipelineObjective(Objective):
         Raises:
             InfeasibleError: none is.
         """
-        self.problem.check_feasible(recomputes=self.pipeline.may_recompute)
+        for problem in {member.problem: None for member in self.members}:
+            problem.check_feasible(recomputes=self.pipeline.may_recompute)
 
     def simulate(self, placement: Placement) -> PipelineTime:
         """Simulates the step under a placement.
@@ -253,7 +295,7 @@ class PipelineObjective(Objective):
     @cached_property
     def most_ranks(self) -> int:
         """The most devices that there are stages for, whether or not the schedule runs on so many."""
-        return min(self.problem.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
+        return min(self.placed.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
 
     @property
     def usable(self) -> list[int]:
@@ -262,19 +304,21 @@ class PipelineObjective(Objective):
 
     def can_use(self, n_ranks: int) -> bool:
         """Says whether the schedule runs on so many devices."""
-        rounds = max(1, self.pipeline.microbatches // n_ranks)
+        counts = {member.pipeline.microbatches for member in self.members}
         in_rounds = self.pipeline.name not in (INTERLEAVED, ZERO_BUBBLE)
-        return 1 <= n_ranks <= self.most_ranks and (in_rounds or self.pipeline.microbatches % rounds == 0)
+        are_equal = in_rounds or all(count % max(1, count // n_ranks) == 0 for count in counts)
+        return 1 <= n_ranks <= self.most_ranks and are_equal
 
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the stages of cuts."""
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
         devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
-        return self.chain.stages(np.array(cuts.first), devices, recomputed)
+        stages = self.chain.stages(np.array(cuts.first), devices, recomputed)
+        return on_groups(stages, self._groups) if self._groups else stages
 
     def singles(self) -> Iterator[Cuts]:
         """Yields the cuts of one device, the fastest first; devices of equal time and memory count once."""
-        problem, seen = self.problem, set()
+        problem, seen = self.placed, set()
         for device in np.argsort(problem.single_device_s, kind="stable").tolist():
             kind = problem.single_device_s[device], problem.cluster.devices[device].memory_bytes
             if kind not in seen:
@@ -289,7 +333,9 @@ class PipelineObjective(Objective):
     def baselines(self) -> PipelineBaselines:
         """The steps without a pipeline."""
         uncut = self.whole if isinstance(self.whole, Problem) else None
-        ways = [self, *([PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else ())]
+        alone = replace(self, pipeline=replace(self.pipeline, replicas=1), groups=())
+        ways = [self if self.pipeline.replicas == 1 else alone]
+        ways += [PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else []
         steps = [way._single() for way in ways]
         best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
         told = f", cut, as the whole batch is not compared: {self.whole}" if self.whole and not uncut else ""
@@ -304,22 +350,17 @@ class PipelineObjective(Objective):
         them overlaps with the all-reduce, as `no_sync` of PyTorch has it. The slowest one bounds the step.
         """
         problem, arrays, count = self.problem, self.pipelined.arrays, self.pipeline.microbatches
-        runs = (arrays.phase == 0) | (arrays.phase == 1)
-        seconds = problem.op_seconds[runs]
-        gap_s, issues_ops = problem.cluster.op_gap_s, problem.cluster.issue_per == "op"
-        issue_s = problem.cluster.issue_s if issues_ops else 0.0
-        issued_s = issue_s * ((seconds > 0).sum(axis=0) + (arrays.accumulate_s > 0).sum(axis=0))
-        computes_s = np.where(seconds > 0, seconds + gap_s, 0.0).sum(axis=0)
-        adds_s = np.where(arrays.accumulate_s > 0, arrays.accumulate_s + gap_s, 0.0).sum(axis=0)
         found = []
         for step in data_parallel_steps(problem):
-            each_s = float(np.maximum(computes_s + adds_s, issued_s)[list(step.devices)].max())
-            before_s = (math.ceil(count / step.n_replicas) - 1) * each_s
-            whole_s = before_s + step.step_s
-            found.append(DataParallelPipeline(whole_s, step.n_replicas, step.fits, step.evaluations))
+            counts = [math.ceil(count / step.n_replicas)] * step.n_replicas
+            whole_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
+            peak = float(step.peak_bytes.max())
+            own = whole_s, step.n_replicas, step.fits, step.evaluations
+            found.append(DataParallelPipeline(*own, peak_bytes=peak))
         for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
             own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations
-            found.append(DataParallelPipeline(*own, own_batches=True))
+            peak = float(step.peak_bytes.max())
+            found.append(DataParallelPipeline(*own, own_batches=True, peak_bytes=peak))
         return min(found, key=lambda each: (not each.fits, each))
 
 

@@ -77,7 +77,8 @@ class OpGraph(GraphColumns):
         """Op whose `resident_bytes` already count a tensor, else -1; int (n_tensors,).
 
         Weights are counted by their parameter, and gradients by the parameter that their optimizer update is
-        colocated with; on that op's device they take no further memory.
+        colocated with (of several updates, by one that is colocated with what makes the gradient, else the
+        last); on that op's device they take no further memory.
         """
         owner = np.full(self.n_tensors, -1, dtype=np.int64)
         of_parameter = (np.array(self.op_types) == "parameter")[self.tensor_producer]
@@ -87,6 +88,9 @@ class OpGraph(GraphColumns):
         tensor = np.repeat(np.arange(self.n_tensors), np.diff(self.consumers.ptr))
         gradient = is_update[reader] & ~of_parameter[tensor]
         owner[tensor[gradient]] = reader[gradient]
+        group = self.colocate[reader]
+        together = gradient & (group >= 0) & (group == self.colocate[self.tensor_producer[tensor]])
+        owner[tensor[together]] = reader[together]
         return owner
 
     @cached_property

@@ -14,7 +14,12 @@ KEPT_DTYPES = ("fp32", "bf16", "fp16")
 
 
 class Gpu(NamedTuple):
-    """The least compute capability of the GPUs that run a step, and the precision that costs one in fp32."""
+    """The GPUs that run a step.
+
+    Attributes:
+        capability: least compute capability.
+        precision: precision that costs a step in fp32.
+    """
 
     capability: float = 8.0
     precision: str | None = None
@@ -52,3 +57,8 @@ division, clamping and root (2 each), the product with the gradient (3), the nor
 
 Source: `torch/optim/{adam,adamw,sgd,_adafactor}.py` of PyTorch 2.13; Shazeer and Stern 2018, "Adafactor".
 """
+OPTIMIZER_NAMES = (
+    *OPTIMIZERS,
+    *("muon", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam", "rprop", "asgd", "sparseadam"),
+)
+"""The optimizers of `torch.optim` that have names here."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from agent.bounds.bound_kernels import earliest_starts
 from envs.objective import Objective, PipelineObjective
+from envs.pipeline.groups import sharded
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem, kinds
 from graphs.graph_columns import Csr
@@ -62,18 +63,20 @@ def pipeline_bound_s(pipelined: PipelinedProblem) -> float:
     - the critical path of one microbatch, each op on its fastest device;
     - the work of all microbatches, spread over all devices: with any device weights that sum to 1, the sum
       over ops of the least weighted seconds is at most the mean load, which is at most the step;
-    - the work of a placement unit on its fastest device, in all microbatches.
+    - the work of a placement unit on its fastest device, in all microbatches of a replica.
     """
-    problem, phase = pipelined.problem, pipelined.arrays.phase
+    problem, phase, pipeline = pipelined.problem, pipelined.arrays.phase, pipelined.pipeline
+    n_replicas = int(pipeline.replicas)
+    problem = sharded(problem, n_replicas) if pipeline.shard_optimizer else problem
     seconds = problem.op_seconds
-    times = np.where(phase == 2, 1, pipelined.pipeline.microbatches)
+    times = np.where(phase == 2, 1, pipeline.microbatches)
     head, tail = heads_and_tails(problem)
     path_s = float((head + seconds.min(axis=1) + tail).max())
     every = seconds * times[:, None]
     work_s = float((every * device_weights(every)).min(axis=1).sum())
     unit_of, n_units = problem.graph.unit_of, len(problem.graph.units)
     of_unit = np.zeros((n_units, problem.n_devices))
-    np.add.at(of_unit, unit_of, every)
+    np.add.at(of_unit, unit_of, np.where(phase == 2, 1.0, 1.0 / n_replicas)[:, None] * every)
     return max(path_s, work_s, float(of_unit.min(axis=1).max()))
 
 

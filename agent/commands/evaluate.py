@@ -22,7 +22,7 @@ from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
 from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
-from agent.placing.fits import Fit, fits
+from agent.placing.fits import MemoryAnswer, fits
 from agent.placing.trial_runner import compile_jobs
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO
@@ -95,7 +95,7 @@ def _main(words: Sequence[str]) -> int:
     return 1 if found.failures else 0
 
 
-def _fit(config: EvaluationConfig) -> Fit:
+def _fit(config: EvaluationConfig) -> MemoryAnswer:
     """Answers whether training the model of an evaluation fits on its cluster."""
     clusters = config.cluster or (DEFAULT_CLUSTER,)
     is_other = config.inference or config.prompt or config.split or config.pipeline
@@ -131,8 +131,10 @@ def _check_before_capture(
         return None
     if config.pipeline and (run.measured or run.fidelity):
         raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
-    if AUTO in (config.pipeline, config.split):
-        raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
+    if AUTO in (config.pipeline, config.split, config.replicas):
+        raise EvaluationError(
+            "--profile times one microbatch; give a schedule, --split N and --replicas N, not auto"
+        )
     from agent.evaluation.measured.session import MeasuringSession, check_can_measure
 
     load_plugins(config.plugin)

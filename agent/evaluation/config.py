@@ -9,7 +9,7 @@ from agent.placing.request import BUDGET
 from envs.cluster.host import HOSTS
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE
-from graphs.step_settings import GRANULARITIES, KEPT_DTYPES, PRECISIONS
+from graphs.step_settings import GRANULARITIES, KEPT_DTYPES, OPTIMIZER_NAMES, PRECISIONS
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.system.settings import Settings, option
@@ -142,6 +142,17 @@ class EvaluationConfig(Settings, error=EvaluationError):
         most=MAX_MICROBATCHES,
         default_text="those of --split, or 8",
     )
+    replicas: str | None = option(
+        None,
+        "groups of devices that each run the pipeline on a share of the microbatches; auto: of the numbers "
+        "that divide devices and microbatches, that of the shortest step",
+        group=PLACERS,
+        metavar="N|auto",
+        default_text="1",
+    )
+    shard_optimizer: bool = option(
+        False, "divide the optimizer's states and updates among replicas (ZeRO-1)", group=PLACERS
+    )
     placers: tuple[str, ...] | None = option(
         None, "names, data-parallel, or all", group=PLACERS, default_text="all; none with --placements"
     )
@@ -174,6 +185,11 @@ class EvaluationConfig(Settings, error=EvaluationError):
     orders: tuple[str, ...] = option(
         ("topo",), "orders in which policies visit ops, or all", group=POLICY, some=True
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer.partition(":")[0] not in OPTIMIZER_NAMES:
+            raise EvaluationError(f"optimizer is '{self.optimizer}'; use {' or '.join(OPTIMIZER_NAMES)}")
 
     @property
     def capture_settings(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     gpu = _gpu(config, clusters)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     pipeline = request.wanted
-    if AUTO in (config.pipeline, config.split):
+    if AUTO in (config.pipeline, config.split, config.replicas):
         pipeline = _chosen(config, request, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline and config.split else None)
     graphs = [request.prepared(graph, clusters) for graph in gathered]

@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.placers.state import BATCH, Budget, Leader, PlacementResult, PlacerError, SearchState, Strategy
+from agent.placers.state import (
+    BATCH,
+    Budget,
+    Leader,
+    PlacementResult,
+    PlacerError,
+    SearchState,
+    Strategy,
+    best_of,
+)
 from envs.objective import PIPELINE, STEP, Objective
 from envs.problem import Problem
 from graphs.system.registry import Registry
@@ -100,6 +109,11 @@ class Placer:
             PipelineError: the cluster or the graph cannot run the pipeline.
         """
         self.check_installed()
+        layouts = (Objective(objective) if isinstance(objective, Problem) else objective).layouts()
+        results = [self._place(each, budget.shared(len(layouts)), rng) for each in layouts]
+        return results[0] if len(results) == 1 else best_of(results)
+
+    def _place(self, objective: Objective, budget: Budget, rng: np.random.Generator) -> PlacementResult:
         search = SearchState(objective, budget)
         try:
             self.strategies[search.objective.kind](search, rng)

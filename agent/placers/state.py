@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -102,6 +102,16 @@ class PlacementResult:
         return self.step_time.fits
 
 
+def best_of(results: Sequence[PlacementResult]) -> PlacementResult:
+    """Returns the best of searches that ran one after the other, with what all of them spent."""
+    improvements, evaluations, wall_s, cpu_s = Improvements(), 0, 0.0, 0.0
+    for each in results:
+        improvements.add_later(each.improvements, evaluations, wall_s)
+        evaluations, wall_s, cpu_s = evaluations + each.evaluations, wall_s + each.wall_s, cpu_s + each.cpu_s
+    best = min(results, key=lambda each: (not each.feasible, each.step_time.total_s))
+    return replace(best, improvements=improvements.all(), evaluations=evaluations, wall_s=wall_s, cpu_s=cpu_s)
+
+
 class Leader(NamedTuple):
     """A placement that is among the best of a search."""
 
@@ -139,7 +149,7 @@ class SearchState:
         """
         self.objective = Objective(objective) if isinstance(objective, Problem) else objective
         self.objective.check()
-        self.problem = self.objective.problem
+        self.problem = self.objective.placed
         self.budget = budget
         self.must_place = must_place
         self.evaluations = 0

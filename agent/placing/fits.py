@@ -73,7 +73,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryAnswer:
     """The answer of `fits`: one device, other ways to run the step and, where it does not fit, changes."""
 
     uses: tuple[MemoryUse, ...]
@@ -194,7 +194,7 @@ def fits(
     precision: str | None = None,
     microbatches: int = 8,
     **settings: Any,
-) -> Fit:
+) -> MemoryAnswer:
     """Answers whether the training of a module fits on a cluster, without search.
 
     Args:
@@ -230,7 +230,7 @@ def fits(
         if precision is None and "bf16" not in sizes.graph.dtypes:
             halved = replace(sizes, graph=with_precision(sizes.graph, "bf16"), kept_share=0.5)
             uses.append(halved.alone("all in bf16"))
-    return Fit(tuple(uses))
+    return MemoryAnswer(tuple(uses))
 
 
 def _sizes(

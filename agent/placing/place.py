@@ -23,6 +23,7 @@ from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.objective import PIPELINE, STEP, Objective, PipelineObjective, kind_of
 from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelineTime
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
@@ -100,8 +101,9 @@ def place(
             (`none`). None = as the cluster says; calibrated presets count an eager host.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
-            `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step. Stages
-            may be recomputed if memory binds.
+            `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step, and so
+            is the number of `replicas` that divide devices and microbatches. Stages may be recomputed if
+            memory binds.
         split: number of microbatches into which the inputs, which are a whole batch, are cut. `auto` captures
             and tries at most 5 divisors of the batch. All that is tried shares the budget equally.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
@@ -146,6 +148,8 @@ def place(
     chosen = cluster if isinstance(cluster, Cluster) else get_or_measure_cluster(os.fspath(cluster))
     chosen = with_host(chosen, checked(InputError, "host", host, str, NoneType))
     _check_model(model, inputs, split)
+    if isinstance(model, OpGraph) and (master_weights or gradient_dtype):
+        raise InputError("master_weights and gradient_dtype: a graph keeps what it was captured with")
     request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
     kind, limits = kind_of(request.wanted), request.limits
     placer = placer or DEFAULT_PLACER[kind]
@@ -188,6 +192,11 @@ def place(
         captured=captured_and_graph(made.microbatches if made else 1)[0],
         batch_dim=batch_dim,
         tried=tuple(map(str, tried)) if made else (),
+        best_steps={
+            each.pipeline.replicas: each.result.step_time
+            for each in reversed(tried)
+            if each.pipeline and isinstance(each.result.step_time, PipelineTime)
+        },
     )
 
 

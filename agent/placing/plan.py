@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -63,6 +63,7 @@ class Plan:
         captured: what runs; None if a graph was placed.
         batch_dim: dimension of a module's inputs that the microbatches of a pipeline are cut from.
         tried: lines on the pipelines that this one was chosen from, the best first.
+        best_steps: the best step of those with each number of replicas.
     """
 
     objective: Objective
@@ -76,6 +77,7 @@ class Plan:
     _separate_processes = False
     batch_dim: int = 0
     tried: tuple[str, ...] = ()
+    best_steps: Mapping[int | str, PipelineTime] = field(default_factory=dict)
 
     @property
     def graph(self) -> OpGraph:
@@ -289,10 +291,12 @@ class Plan:
 
     def _ops_line(self) -> str:
         """Says how many ops each device has, and what the search took."""
-        counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
+        counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices)
+        for group in self.placement.groups[1:]:
+            counts[list(group)] = counts[list(self.placement.groups[0])]
         ops = ", ".join(
             f"{shortened(device.name)} {count:,}"
-            for device, count in zip(self.cluster.devices, counts, strict=True)
+            for device, count in zip(self.cluster.devices, counts.tolist(), strict=True)
         )
         tried = "1 evaluation" if self.evaluations == 1 else f"{self.evaluations:,} evaluations"
         return f"ops: {ops}; {tried} in {self.wall_s:.2g} s"
@@ -341,7 +345,7 @@ class PipelinePlan(Plan):
 
     @cached_property
     def _lines(self) -> Sequence[str]:
-        return pipeline_lines(self.objective, self.stages, self.step_time)
+        return pipeline_lines(self.objective, self.stages, self.step_time, self.best_steps)
 
     def explain(self) -> str:
         """Says what to use, what each stage takes (forward, backward, memory), and what `auto` tried."""
@@ -389,7 +393,8 @@ class PipelinePlan(Plan):
         return PipelineRunner(self.pipeline_stages(module), devices, **settings)
 
     def __str__(self) -> str:
-        advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps())]
+        n_others = len(self.best_steps.keys() - {self.pipeline.replicas})
+        advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps()) + n_others]
         bound = f"at least {in_ms(self.lower_bound_s)} is needed"
         lines = [advice, f"{self._where}: {shape}", *paces, bound, self._ops_line()]
         return "\n".join(filter(None, lines))

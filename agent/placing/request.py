@@ -69,6 +69,7 @@ class Request:
         budget, seconds: limits of each placer.
         precision: precision in which the costs of fp32 graphs are computed; None = as they are.
         granularity: name from `graphs.step_settings.GRANULARITIES`.
+        replicas, shard_optimizer: of the pipeline, as of `Pipeline`, if there is only a schedule.
     """
 
     pipeline: Pipeline | str | None = None
@@ -80,6 +81,8 @@ class Request:
     seconds: float | None = None
     precision: str | None = None
     granularity: str = "op"
+    replicas: int | str | None = None
+    shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
         checked(InputError, "pipeline", self.pipeline, Pipeline, str, NoneType)
@@ -114,17 +117,20 @@ class Request:
                 )
             if count is not None:
                 raise PipelineError("microbatches are those of a pipeline; give its schedule too")
+            if self.replicas is not None or self.shard_optimizer:
+                raise PipelineError("replicas are those of a pipeline; give its schedule too")
             return None
-        if isinstance(split, str) and split != AUTO:
-            if not split.isdecimal() or len(split) > 9:
-                raise PipelineError(f"split is {split!r}; give a number of microbatches, or {AUTO}")
-            split = int(split)
+        split = number_or_auto("split", split, "number of microbatches")
+        replicas = number_or_auto("replicas", self.replicas, "number")
         if None not in (split, count) and split != count:
             raise PipelineError(
                 f"split is {split}, but the pipeline has {count} microbatches; give one of them"
             )
         given = [each for each in (count, split) if isinstance(each, int)]
-        return pipeline if isinstance(pipeline, Pipeline) else Pipeline(pipeline, *given[:1])
+        if isinstance(pipeline, Pipeline):
+            return pipeline
+        others = {"replicas": 1 if replicas is None else replicas, "shard_optimizer": self.shard_optimizer}
+        return Pipeline(pipeline, *given[:1], **others)  # type: ignore[arg-type]
 
     @property
     def limits(self) -> Budget:
@@ -160,7 +166,27 @@ class Request:
 
             counts = counts_to_try(batch_size(inputs, self.batch_dim, self.split_inputs), n_devices)
         schedules = CHOSEN_FROM if wanted.schedule == AUTO else (wanted.schedule,)
-        return [replace(wanted, schedule=each, microbatches=count) for count in counts for each in schedules]
+        numbers = [number for number in range(1, n_devices + 1) if n_devices % number == 0]
+        return [
+            replace(wanted, schedule=each, microbatches=count, replicas=number)
+            for count in counts
+            for each in schedules
+            for number in (numbers if wanted.replicas == AUTO else [wanted.replicas])
+            if wanted.replicas != AUTO or count % int(number) == 0
+        ]
+
+
+def number_or_auto(what: str, value: int | str | None, of_what: str) -> int | str | None:
+    """Returns the number that a setting is, or `auto` or None as it is.
+
+    Raises:
+        PipelineError: it is none of them.
+    """
+    if not isinstance(value, str) or value == AUTO:
+        return value
+    if not value.isdecimal() or len(value) > 9:
+        raise PipelineError(f"{what} is {value!r}; give a {of_what}, or {AUTO}")
+    return int(value)
 
 
 def counts_to_try(batch: int, n_devices: int) -> list[int]:
@@ -179,7 +205,8 @@ class Tried(NamedTuple):
     def __str__(self) -> str:
         step, memory = self.result.step_time, "" if self.result.feasible else ", out of memory"
         assert self.pipeline is not None, "a pipeline"
-        name = f"{self.pipeline.schedule} with {self.pipeline.microbatches} microbatches"
+        replicas = f"{self.pipeline.replicas} replicas of " if self.pipeline.replicas != 1 else ""
+        name = f"{replicas}{self.pipeline.schedule} with {self.pipeline.microbatches} microbatches"
         return f"{name}: {in_ms(step.total_s)}{memory}"
 
 

@@ -134,7 +134,7 @@ def _parsed(name: str) -> Cluster:
     terms, n_nodes, kinds = text.split("+"), 1, list[str]()
     for term in terms:
         *numbers, kind = re.fullmatch(r"(?:([0-9]+)x)?(?:([0-9]+)x)?(.*)", term, re.DOTALL).groups()  # type: ignore[union-attr]
-        counts = [min(int(number), MAX_DEVICES + 1) for number in numbers if number]
+        counts = [int(number[:5]) for number in numbers if number]
         if len(counts) == 2 and len(terms) > 1:
             raise ClusterError("kinds that differ stand in one node")
         if not 1 <= (count := math.prod(counts)) <= MAX_DEVICES - len(kinds):

@@ -27,6 +27,9 @@ RUN, SEND, RECEIVE, RECEIVE_ONCE = range(4)
 """Steps of a program: run ops; note when a tensor is ready to be sent; wait for a tensor from another device,
 of the microbatch or, `ONCE`, one that all microbatches share."""
 
+DONE, FROM = range(2)
+"""Rows of `Sums.times_s`; `FROM` is when the sum over replicas is there."""
+
 FIRST, LATER = range(2)
 """Columns of `Steps` and `Agenda`: the first microbatch and all others."""
 
@@ -40,6 +43,7 @@ class PipelineArrays(NamedTuple):
         IntArray  # (n_tensors,) 1 = summed over microbatches: a backward op makes it for an optimizer op
     )
     accumulate_s: FloatArray  # (n_tensors, n_devices) seconds to add a gradient to the sum
+    is_egress: bool  # each device queues all of its copies in the order in which it makes the tensors
 
 
 class PlacedStages(NamedTuple):
@@ -68,6 +72,15 @@ class OpLists(NamedTuple):
     list_of: NDArray[np.int32]  # (n_ops,) -1 = in none
 
 
+class Sums(NamedTuple):
+    """The gradients that replicas of the pipeline sum; arrays without entries = there is one replica."""
+
+    is_summed: IntArray  # (n_first_tensors,) 1 = replicas sum it
+    times_s: FloatArray  # (2, n_first_tensors) rows `DONE` (end of its last accumulation; written) and `FROM`
+    begin_s: FloatArray  # (n_devices,) the updates of a device start no sooner
+    least_s: float  # seconds of the step at least
+
+
 class Steps(NamedTuple):
     """The programs of all lists of a step, and the tensors that go from device to device.
 
@@ -75,7 +88,8 @@ class Steps(NamedTuple):
     as the first microbatch adds no gradients: `FIRST` and `LATER`.
 
     What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches. A
-    wire that is sent has a row; where it is received, it has a slot.
+    wire that is sent has a row; where it is received, it has a slot. Where replicas sum a gradient, `SEND` of
+    number `-1 - tensor` notes when it is done, and `RECEIVE` of that number waits for the sum.
     """
 
     n: IntArray  # (3,) steps, rows and slots so far
@@ -94,7 +108,11 @@ class Steps(NamedTuple):
     heard: NDArray[np.int32]  # (n_wires,) scratch: the last list that waits for it
     slot_wire: NDArray[np.int32]  # (n_slots,)
     source: NDArray[np.int32]  # (n_slots,) device that it comes from
-    transfer_s: FloatArray  # (n_slots,) seconds of the transfer from that device
+    target: NDArray[np.int32]  # (n_slots,) device that receives it, where senders queue copies
+    at_end: NDArray[np.int32]  # (n_slots,) 1 = updates alone read it, only that of the last microbatch
+    transfer_s: FloatArray  # (n_slots,) seconds of the transfer between them
+    first_slot: NDArray[np.int32]  # (n_rows,) first copy that its device queues; (0,) = none does
+    next_slot: NDArray[np.int32]  # (n_slots,) next copy of the same row, -1 = none
 
 
 class Tables(NamedTuple):
@@ -142,6 +160,7 @@ def pipeline_arrays(problem: Problem) -> PipelineArrays:
         is_parameter=is_parameter.astype(np.int64),
         is_gradient=is_gradient.astype(np.int64),
         accumulate_s=_accumulate_s(problem, np.flatnonzero(is_gradient)),
+        is_egress=problem.cluster.sharing == "egress",
     )
 
 
@@ -193,7 +212,7 @@ def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, Pip
         owner=np.concatenate([p.owner, np.full(len(made), -1)]),
         resident=np.concatenate([p.resident, np.zeros(len(again))]),
     )
-    q = PipelineArrays(
+    q = q._replace(
         phase=np.concatenate([q.phase, np.full(len(again), RECOMPUTED_PHASE)]),
         is_parameter=np.concatenate([q.is_parameter, nothing]),
         is_gradient=np.concatenate([q.is_gradient, np.zeros(len(made), dtype=np.int64)]),

@@ -8,8 +8,9 @@ A cut is possible where no placement unit has forward ops on both sides. Each op
     update u                pos(u) = max pos(m) over the ops m that u reads
 
 `need(c)` is the greatest position of the forward ops, parameters and inputs that `c` reads, and of those in
-the units of updates that read `c`. Positions of backward ops fall, as backward passes run through the layers
-in reverse. Where there is nothing to take a minimum or maximum of, the position is 0.
+the units of updates that read `c`. Where `c` reads a tied parameter or makes its gradient, the forward op of
+its module that reads the parameter counts too. Positions of backward ops fall, as backward passes run through
+the layers in reverse. Where there is nothing to take a minimum or maximum of, the position is 0.
 
 An op is in the piece at its position. A unit that is in several is in the last of those of its forward ops;
 without forward ops, in the last of its backward ops; else in the last of all.
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from envs.pipeline.pipeline import PipelineError
 from envs.pipeline.stages import Stages, phases_of
+from envs.pipeline.tied import ties_of
 from envs.placements.placement import spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
@@ -182,6 +184,10 @@ def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None
     np.maximum.at(of_unit, graph.unit_of[placed], position[placed])
     updates = phase[reader] == 2
     np.maximum.at(needs, maker[updates], of_unit[graph.unit_of[reader[updates]]])
+    for tie in ties_of(graph):
+        for op in tie.backward:
+            of_module = [at for at in tie.forward if graph.modules[at] == graph.modules[op]]
+            needs[op] = max(needs[op], position[of_module[0]] if len(of_module) == 1 else -1)
     backward = np.flatnonzero(phase == 1)
     latest = np.maximum.accumulate(needs[backward][::-1])[::-1]
     position[backward] = np.maximum(latest, 0)

@@ -16,7 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.pipeline.arrays import OPTIMIZER_PHASE, Agenda, OpLists, PipelineArrays, SecondRuns, Steps, Tables
+from envs.pipeline.arrays import (
+    DONE,
+    OPTIMIZER_PHASE,
+    Agenda,
+    OpLists,
+    PipelineArrays,
+    SecondRuns,
+    Steps,
+    Tables,
+)
 from envs.pipeline.programs import reads, tensor_read
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
@@ -61,6 +70,7 @@ class Ledger(NamedTuple):
     change_of: FloatArray  # (n_lists, 4) bytes that its ops hold more after it
     curve: FloatArray  # (n_parts,) most bytes held in each part of the step; (0,) = nobody asks
     total_s: float  # step time
+    times_s: FloatArray  # as of `Sums`
 
 
 @kernel
@@ -142,8 +152,10 @@ def note_sent(s, sent_s, tensor):
     for column in range(s.end + 1):
         until_s = sent_s[row, 0 if is_parameter else column] if row >= 0 else 0.0
         if sum_row >= 0:
-            added_s = (1 - ROUNDING) * s.tables.ready_s[sum_row, column]
-            until_s = max(until_s, added_s if column else sent_s[sum_row, s.end])
+            added_s = s.tables.ready_s[sum_row, column]
+            if s.times_s.shape[1]:
+                added_s = min(added_s, s.times_s[DONE, tensor])
+            until_s = max(until_s, (1 - ROUNDING) * added_s if column else sent_s[sum_row, s.end])
         add_event(s, until_s, 0.0)
     for row in (LAST, UPDATE):
         place, node = s.reader[row, tensor], 2 * tensor + row

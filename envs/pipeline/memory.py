@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import BACKWARD_PHASE, LATER, RECEIVE, RECEIVE_ONCE
+from envs.pipeline.arrays import BACKWARD_PHASE, FROM, LATER, RECEIVE, RECEIVE_ONCE
 from envs.pipeline.ledger import (
     HELD,
     IS_FIRST,
@@ -34,11 +34,12 @@ from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)
-def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_s, peak, curve):
+def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, times_s, total_s, peak, curve):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
         tables: `Tables` of the finished simulation.
+        times_s: as of `Sums`.
         total_s: step time, seconds.
         peak: bytes, (n_devices,); raised to those held where these are more.
         curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step.
@@ -57,7 +58,7 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_
             p, q, runs, placed.device_of, placed.stage_of, agenda, layout, programs, tables, device, end,
             of_tensors[:2], of_places[0], of_places[1:5], sent, of_tensors[2:4].ravel(), of_tensors[4],
             events[0], events[1], np.zeros(2, np.int64), np.zeros(3), of_places[5], of_lists[0], of_lists[1],
-            curve[device], total_s,
+            curve[device], total_s, times_s,
         )  # fmt: skip
         s.state[MOST] = peak[device]
         note_ops(s, sent_s)
@@ -130,6 +131,9 @@ def run_ops(s, order, entry, each, microbatch, column):
         if s.sent[place] >= 0:
             keep_sent(s, place, microbatch, column, free + seconds)
         free += seconds + (p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0)
+        if p.detailed is not None:
+            for tensor in p.output_item[p.output_ptr[layout.op[place]] : p.output_ptr[layout.op[place] + 1]]:
+                host += issued_s(s, entry, microbatch, 2 * tensor)
         if s.q.phase[layout.op[place]] == BACKWARD_PHASE:
             free, host = add_gradients(s, entry, layout.op[place], free, host)
 
@@ -185,6 +189,8 @@ def receive(s, entry, step, microbatch, free, host):
     """
     if s.programs.code[step] >= RECEIVE:
         slot = s.programs.number[step]
+        if slot < 0:
+            return max(free, s.times_s[FROM, -1 - slot]), host
         column = 0 if s.programs.code[step] == RECEIVE_ONCE else microbatch
         free = max(free, s.tables.arrival_s[slot, column])
         if s.p.detailed is not None and s.tables.issuer[slot, column] == entry:
@@ -233,4 +239,26 @@ def add_gradients(s, entry, op, free, host):
         if s.agenda.column[entry] == LATER and added > 0.0:
             free = max(free, host + p.gaps[ISSUE_S]) + added + p.gaps[OP_GAP_S]
             host += p.gaps[NEXT_ISSUE_S]
+        host += issued_s(s, entry, s.end, 2 * tensor + 1)
     return free, host
+
+
+@kernel
+def issued_s(s, entry, microbatch, wire):
+    """Finds how long the host thread of the device issues the copies of a wire that it queues.
+
+    Args:
+        entry: of the agenda, int.
+        microbatch: column of the tables, int.
+        wire: as of `Steps`, int.
+
+    Returns:
+        Seconds.
+    """
+    programs, n = s.programs, 0
+    row = programs.row_of[wire]
+    slot = programs.first_slot[row] if row >= 0 and len(programs.first_slot) else -1
+    while slot >= 0:
+        n += s.tables.issuer[slot, microbatch] == entry
+        slot = programs.next_slot[slot]
+    return n * s.p.gaps[NEXT_ISSUE_S]

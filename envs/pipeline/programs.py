@@ -29,7 +29,7 @@ from envs.pipeline.arrays import (
     SEND,
     Steps,
 )
-from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
+from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S, SENDS_PER_TENSOR
 from graphs.system.jit import kernel
 
 STEPS, ROWS, SLOTS = range(3)
@@ -37,15 +37,19 @@ STEPS, ROWS, SLOTS = range(3)
 
 
 @kernel(allocates=True)
-def make_programs(p, q, runs, placed, agenda, layout):
+def make_programs(p, q, runs, placed, agenda, layout, sums):
     """Makes the programs of all lists.
+
+    Args:
+        sums: `Sums`.
 
     Returns:
         `Steps`.
     """
     n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
-    n_steps = n_reads + len(q.phase) + 3 * n_tensors
+    n_steps = n_reads + len(q.phase) + (6 if len(sums.is_summed) else 3) * n_tensors
     seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
+    slots, n_queued = np.empty((5, n_reads), np.int32), 2 * n_tensors if q.is_egress else 0
     out = Steps(
         n=np.zeros(3, np.int64),
         step_ptr=np.zeros(len(layout.ptr), np.int64),
@@ -61,9 +65,13 @@ def make_programs(p, q, runs, placed, agenda, layout):
         slot_ptr=np.zeros(n_devices + 1, np.int64),
         slot_of=wires[1],
         heard=wires[2],
-        slot_wire=np.empty(n_reads, np.int32),
-        source=np.empty(n_reads, np.int32),
+        slot_wire=slots[0],
+        source=slots[1],
+        target=slots[2],
+        at_end=slots[4],
         transfer_s=np.empty(n_reads),
+        first_slot=np.full(n_queued, -1, np.int32),
+        next_slot=slots[3],
     )
     number_rows(p, q, placed.device_of, out)
     for device in range(n_devices):
@@ -71,13 +79,20 @@ def make_programs(p, q, runs, placed, agenda, layout):
         backward = begin + (updates - begin) // N_KINDS
         for each in range(begin, updates + 1):
             known = begin if each < backward or each == updates else backward
+            if each == updates and q.is_egress:
+                queue_sums(p, placed.device_of, out, sums.is_summed, device)
             for place in range(layout.ptr[each], layout.ptr[each + 1]):
-                receive_inputs(p, q, runs, placed, layout, out, device, each, known, place)
+                receive_inputs(p, q, runs, placed, layout, out, sums.is_summed, device, each, known, place)
                 add_op(p, out, out.step_ptr[each], layout.op[place], device)
-                send_outputs(p, q, out, out.step_ptr[each], layout.op[place], device)
+                send_outputs(p, q, out, sums.is_summed, out.step_ptr[each], layout.op[place], device)
             out.step_ptr[each + 1] = out.n[STEPS]
         out.step_ptr[updates + 2] = out.n[STEPS]
         out.slot_ptr[device + 1] = out.n[SLOTS]
+    for device in range(n_devices - 1 if q.is_egress else -1, -1, -1):
+        for slot in range(out.slot_ptr[device], out.slot_ptr[device + 1]):
+            row = out.row_of[out.slot_wire[slot]]
+            out.target[slot] = device
+            out.next_slot[slot], out.first_slot[row] = out.first_slot[row], slot
     return out
 
 
@@ -135,11 +150,12 @@ def tensor_read(p, q, runs, stage_of, layout, op, tensor):
 
 
 @kernel
-def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
+def receive_inputs(p, q, runs, placed, layout, out, is_summed, device, each, known, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
         out: `Steps`; written.
+        is_summed: as of `Sums`.
         device: index, int.
         each: list of the op, int.
         known: from the first list of the device up to this one, what was received is known in `each`, int.
@@ -150,13 +166,22 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
     for k in reads(p, runs, op):
         tensor = tensor_read(p, q, runs, placed.stage_of, layout, op, p.input_item[k])
         maker = p.producer[tensor]
-        if maker >= len(placed.device_of) or placed.device_of[maker] == device:
+        if maker >= len(placed.device_of):
+            continue
+        if placed.device_of[maker] == device:
+            if len(is_summed) and q.phase[op] == OPTIMIZER_PHASE and is_summed[tensor]:
+                n = out.n[STEPS]
+                out.code[n], out.number[n], out.reader[n] = RECEIVE, -1 - tensor, place
+                out.n[STEPS] += 1
             continue
         wire = wire_of(q, tensor, op)
         if out.slot_of[wire] < first:
             slot, source = out.n[SLOTS], placed.device_of[maker]
-            out.slot_of[wire], out.slot_wire[slot], out.source[slot] = slot, wire, source
-            out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, device]) / p.bandwidth[source, device]
+            out.slot_of[wire], out.slot_wire[slot] = slot, wire
+            out.source[slot] = source
+            out.at_end[slot] = q.phase[op] == OPTIMIZER_PHASE and not q.is_parameter[maker]
+            to = source if p.rules[SENDS_PER_TENSOR] else device
+            out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, to]) / p.bandwidth[source, to]
             out.n[SLOTS] += 1
         elif out.heard[wire] == each or out.heard[wire] < known:
             continue
@@ -184,11 +209,12 @@ def add_op(p, out, begin, op, device):
 
 
 @kernel
-def send_outputs(p, q, out, begin, op, device):
+def send_outputs(p, q, out, is_summed, begin, op, device):
     """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
 
     Args:
         out: `Steps`; written.
+        is_summed: as of `Sums`.
         begin: first step of the program, int.
         op, device: indices, int.
     """
@@ -202,6 +228,23 @@ def send_outputs(p, q, out, begin, op, device):
             if seconds > 0.0:
                 add_seconds(p, out, step, LATER, seconds)
             send(out, begin, out.row_of[2 * tensor + 1])
+        if tensor < len(is_summed) and is_summed[tensor]:
+            note(out, begin, -1 - tensor)
+
+
+@kernel
+def queue_sums(p, device_of, out, is_summed, device):
+    """Sends the gradients that replicas sum; before all updates, as the sums come after the actions.
+
+    Args:
+        device_of: device of each op, int64 (n_first_ops,).
+        out: `Steps`; written.
+        is_summed: as of `Sums`.
+        device: index, int.
+    """
+    for tensor in range(len(is_summed)):
+        if is_summed[tensor] and device_of[p.producer[tensor]] == device:
+            send(out, out.n[STEPS], out.row_of[2 * tensor + 1])
 
 
 @kernel
@@ -267,10 +310,21 @@ def send(out, begin, row):
         begin: first step of the program, int.
         row: of the tensor, int; -1 = no other device reads it.
     """
-    if row < 0:
-        return
+    if row >= 0:
+        note(out, begin, row)
+
+
+@kernel
+def note(out, begin, number):
+    """Notes in a program when what was made last is ready.
+
+    Args:
+        out: `Steps`; written.
+        begin: first step of the program, int.
+        number: as of `Steps`, int.
+    """
     n = out.n[STEPS]
-    out.code[n], out.number[n] = SEND, row
+    out.code[n], out.number[n] = SEND, number
     for column in (FIRST, LATER):
         out.rest_s[n, column] = last_rest_s(out, begin, n, column)
     out.n[STEPS] += 1

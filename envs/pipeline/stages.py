@@ -113,14 +113,9 @@ def check_cluster(cluster: Cluster) -> None:
     """Checks that pipelined steps on the cluster can be simulated.
 
     Raises:
-        PipelineError: the schedule of its devices, or the sharing of its links, is none that they have.
+        PipelineError: the schedule of its devices, or the streams of its copies, are none that they have.
     """
     where = f"cluster '{shortened(cluster.name)}'"
-    if cluster.sharing == "egress":
-        raise PipelineError(
-            f"{where} shares links by 'egress', which pipelines do not simulate; print it by "
-            '`evaluate.py --print-cluster`, set "sharing" to "pair" and give that file'
-        )
     if cluster.schedule != "program":
         raise PipelineError(f"{where} has schedule '{cluster.schedule}'; a pipeline needs 'program'")
     if cluster.copies != "stream":

@@ -1,8 +1,8 @@
 """Kernels that run the programs of all devices and microbatches: the pipelined step.
 
-Each device goes through its actions until it needs a tensor that is not made yet. Its copies depend on no
-other device than the sender, as links carry them in the receiver's order; so devices may be taken in any
-sequence.
+Each device goes through its actions until it needs a tensor that is not made yet. A link carries its copies
+in the order of one device, that of the receiver or, on an egress bus, of the sender; so devices may be taken
+in any sequence.
 
 In the kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
 `PlacedStages` and `programs` a `Steps`.
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import RECEIVE_ONCE, RUN, SEND, UNSET, Tables
+from envs.pipeline.arrays import DONE, FROM, RECEIVE_ONCE, RUN, SEND, UNSET, Tables
 from envs.pipeline.layout import make_layout
 from envs.pipeline.memory import pipeline_memory
 from envs.pipeline.programs import ROWS, SLOTS, make_programs
-from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, TRANSFER_GAP_S
+from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, SENDS_PER_TENSOR, TRANSFER_GAP_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
@@ -37,12 +37,13 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curve, list_of):
+def run_pipeline(p, q, runs, placed, n_microbatches, agenda, sums, until_s, peak, curve, list_of):
     """Simulates a pipelined step.
 
     Args:
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
+        sums: `Sums`; `times_s` is written.
         until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
         curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step;
@@ -53,19 +54,24 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, until_s, peak, curv
         Step time in seconds, `STUCK` where devices wait for each other.
     """
     layout = make_layout(p, q, runs, placed, agenda, list_of)
-    programs = make_programs(p, q, runs, placed, agenda, layout)
-    total_s, tables = run_programs(p, programs, n_microbatches, agenda)
+    programs = make_programs(p, q, runs, placed, agenda, layout, sums)
+    total_s, tables = run_programs(p, q, programs, n_microbatches, agenda, sums)
+    if total_s > STUCK:
+        total_s = max(total_s, sums.least_s)
     if len(peak) and STUCK < total_s <= until_s:
-        pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, total_s, peak, curve)
+        pipeline_memory(
+            p, q, runs, placed, agenda, layout, programs, tables, sums.times_s, total_s, peak, curve
+        )
     return total_s
 
 
 @kernel(allocates=True)
-def run_programs(p, programs, n_microbatches, agenda):
+def run_programs(p, q, programs, n_microbatches, agenda, sums):
     """Runs the programs of all devices.
 
     Args:
         n_microbatches: int.
+        sums: `Sums`; `times_s` is written.
         agenda: `Agenda`; the times are written.
 
     Returns:
@@ -73,9 +79,6 @@ def run_programs(p, programs, n_microbatches, agenda):
     """
     n_devices, n_rows, n_slots = len(p.memory), programs.n[ROWS], programs.n[SLOTS]
     ready_s = np.full((n_rows, n_microbatches), UNSET)
-    for row in range(n_rows):
-        if p.is_source[p.producer[programs.row_wire[row] // 2]]:
-            ready_s[row] = 0.0
     sent_s, arrival_s = np.full((n_slots, n_microbatches), UNSET), np.full((n_slots, n_microbatches), UNSET)
     of_entries, issuer = np.empty((2, len(agenda.action))), np.empty(arrival_s.shape, np.int32)
     tables = Tables(ready_s, sent_s, arrival_s, of_entries[0], of_entries[1], issuer)
@@ -87,20 +90,27 @@ def run_programs(p, programs, n_microbatches, agenda):
         np.full(n_devices, -1),
     )
     free = np.zeros(p.link.max() + 2)
+    for row in range(n_rows):
+        if p.is_source[p.producer[programs.row_wire[row] // 2]]:
+            ready_s[row] = 0.0
+    if q.is_egress:
+        issuer[:] = -1
+        queue_sources(p, q, programs, clocks, free, tables)
     left, moved = n_devices, True
     while moved and left:
         moved, left = False, 0
         for device in range(n_devices):
-            moved |= advance_device(p, agenda, programs, device, clocks, free, tables)
+            moved |= advance_device(p, agenda, programs, sums, device, clocks, free, tables)
             left += clocks.entry[device] < agenda.ptr[device + 1]
     return STUCK if left else clocks.end_s.max(), tables
 
 
 @kernel
-def advance_device(p, agenda, programs, device, clocks, free, tables):
+def advance_device(p, agenda, programs, sums, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
     Args:
+        sums: `Sums`; `times_s` is written.
         agenda: `Agenda`; the times are written.
         device: index, int.
         clocks: `Clocks`; written.
@@ -119,9 +129,11 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
         if step < 0:
             step = programs.step_ptr[each]
             agenda.start_s[entry] = UNSET
+            if len(sums.begin_s) and agenda.microbatch[entry] > last:
+                clocks.free_s[device] = max(clocks.free_s[device], sums.begin_s[device])
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
         while step < programs.step_ptr[each + 1]:
-            if not take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+            if not take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
                 clocks.step[device] = step
                 return moved
             step += 1
@@ -136,10 +148,11 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
 
 
 @kernel(inline=True)
-def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
     """Takes one step of a program.
 
     Args:
+        sums: `Sums`; `times_s` is written.
         agenda: `Agenda`; the start of the entry is written.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
@@ -164,27 +177,99 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
         clocks.end_s[device] = max(clocks.end_s[device], end - programs.rest_s[step, column])
         return True
     if code == SEND:
-        tables.ready_s[programs.number[step], at] = clocks.free_s[device] - programs.rest_s[step, column]
+        row, made_s = programs.number[step], clocks.free_s[device] - programs.rest_s[step, column]
+        if row < 0:
+            sums.times_s[DONE, -1 - row] = made_s
+            return True
+        last, tensor = tables.ready_s.shape[1] - 1, programs.row_wire[row] // 2
+        is_sum = at == last and programs.row_wire[row] % 2 == 1 and tensor < len(sums.is_summed)
+        if is_sum and sums.is_summed[tensor] and agenda.microbatch[entry] <= last:  # queued with the updates
+            tables.ready_s[row, at] = max(made_s, sums.times_s[FROM, tensor])
+            return True
+        if not is_sum or not sums.is_summed[tensor]:
+            tables.ready_s[row, at] = made_s
+        if len(programs.first_slot):
+            queue_copies(p, programs, row, at, entry, clocks, free, tables)
         return True
     slot = programs.number[step]
+    if slot < 0:
+        clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, -1 - slot])
+        return True
     if code == RECEIVE_ONCE:
         at = 0
     if tables.arrival_s[slot, at] == UNSET:
-        source, seconds = programs.source[slot], programs.transfer_s[slot]
-        start = tables.ready_s[programs.row_of[programs.slot_wire[slot]], at]
-        if start == UNSET:
+        ready_s = tables.ready_s[programs.row_of[programs.slot_wire[slot]], at]
+        if ready_s == UNSET:
             return False
-        clock = p.link[source, device]
-        if clock >= 0:
-            start = max(start, free[clock])
+        source = programs.source[slot]
         if p.detailed is not None:
-            start = max(start, clocks.host_s[device] + p.gaps[ISSUE_S])
-            clocks.host_s[device] += p.gaps[NEXT_ISSUE_S]
             tables.issuer[slot, at] = entry
-        end = start + seconds
-        if clock >= 0:
-            free[clock] = end + p.gaps[TRANSFER_GAP_S]
+        end = copy_end_s(p, programs, slot, ready_s, source, device, device, clocks, free)
         tables.sent_s[slot, at] = end
         tables.arrival_s[slot, at] = end + p.latency[source, device]
     clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, at])
     return True
+
+
+@kernel
+def queue_sources(p, q, programs, clocks, free, tables):
+    """Sends what exists at time 0, microbatch by microbatch.
+
+    Args:
+        clocks, free, tables: as of `advance_device`; written.
+    """
+    for at in range(tables.ready_s.shape[1]):
+        for row in range(programs.n[ROWS]):
+            maker = p.producer[programs.row_wire[row] // 2]
+            if p.is_source[maker] and (at == 0 or not q.is_parameter[maker]):
+                queue_copies(p, programs, row, at, -1, clocks, free, tables)
+
+
+@kernel(inline=True)
+def queue_copies(p, programs, row, at, entry, clocks, free, tables):
+    """Sends a tensor to all devices that read it, if the sender queues its copies.
+
+    Args:
+        row: of the tensor, int.
+        at: column of the microbatch in the tables, int.
+        entry: of the sender, int.
+        clocks, free, tables: as of `advance_device`; written.
+    """
+    slot, end = programs.first_slot[row], UNSET
+    while slot >= 0:
+        if programs.at_end[slot] and at < tables.ready_s.shape[1] - 1:
+            slot = programs.next_slot[slot]
+            continue
+        source, target = programs.source[slot], programs.target[slot]
+        if end == UNSET or not p.rules[SENDS_PER_TENSOR]:
+            end = copy_end_s(p, programs, slot, tables.ready_s[row, at], source, target, source, clocks, free)
+            tables.issuer[slot, at] = entry
+        tables.sent_s[slot, at] = end
+        tables.arrival_s[slot, at] = end + p.latency[source, target]
+        slot = programs.next_slot[slot]
+
+
+@kernel(inline=True)
+def copy_end_s(p, programs, slot, start, source, target, issuer, clocks, free):
+    """Occupies the link of a copy and the host thread that issues it.
+
+    Args:
+        slot: of the copy, int.
+        start: when the tensor is ready, seconds.
+        source, target: devices, int.
+        issuer: device of the host thread, int.
+        clocks, free: as of `advance_device`; written.
+
+    Returns:
+        When the copy ends, seconds.
+    """
+    clock = p.link[source, target]
+    if clock >= 0:
+        start = max(start, free[clock])
+    if p.detailed is not None:
+        start = max(start, clocks.host_s[issuer] + p.gaps[ISSUE_S])
+        clocks.host_s[issuer] += p.gaps[NEXT_ISSUE_S]
+    end = start + programs.transfer_s[slot]
+    if clock >= 0:
+        free[clock] = end + p.gaps[TRANSFER_GAP_S]
+    return end

@@ -17,7 +17,7 @@ from graphs.system.json_files import FileFormatError, read_json, write_json_atom
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})
-STAGES, RECOMPUTE = PIPELINE_KEYS = ("stage_of", "recompute")
+STAGES, RECOMPUTE, GROUPS = PIPELINE_KEYS = ("stage_of", "recompute", "groups")
 """The keys that a placement of a pipeline may have besides."""
 
 
@@ -31,6 +31,7 @@ class NamedPlacement:
         where: the path, with which error messages begin.
         stage_of: number of the stage of op names; empty where there is none.
         recompute: stages that run their forward ops again.
+        groups: device names of each replica.
     """
 
     graph: str
@@ -39,6 +40,7 @@ class NamedPlacement:
     where: str
     stage_of: Mapping[str, int] = field(default_factory=dict)
     recompute: tuple[int, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
         """Resolves the names in the graph and the cluster.
@@ -57,14 +59,32 @@ class NamedPlacement:
                 known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
                 raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
+        self._check_groups(index_of)
+        groups = tuple(tuple(index_of[device] for device in group) for group in self.groups)
         stages = [self.stage_of.get(op, -1) for op in graph.op_names]
         stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
-        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute)
+        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute, groups)
         try:
             check_placement(graph, cluster, placement)
         except PlacementError as error:
             raise PlacementError(f"{self.where}: {error}") from None
         return placement
+
+    def _check_groups(self, index_of: Mapping[str, int]) -> None:
+        named = [device for group in self.groups for device in group]
+        wrong = next((each for each in named if each not in index_of or named.count(each) > 1), None)
+        if wrong is not None or len({len(group) for group in self.groups}) > 1 or len(self.groups) == 1:
+            what = "are not two or more of equal size" if wrong is None else f"name '{wrong}'"
+            raise PlacementError(
+                f"{self.where}: {GROUPS} {what}; give each replica equally many devices of the cluster, each "
+                "once"
+            )
+        outside = set(self.device_of.values()) - set(self.groups[0] if self.groups else index_of)
+        if outside:
+            raise PlacementError(
+                f"{self.where}: an op is on '{min(outside)}', which is not in the first of {GROUPS}; "
+                "place all ops there"
+            )
 
     def _check_ops(self, graph: OpGraph) -> None:
         known = set(graph.op_names)
@@ -127,12 +147,18 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         where=where,
         stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
         recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
+        groups=_groups(record.get(GROUPS, []), f"{where}: {GROUPS}"),
     )
 
 
 def _recompute(value: object, where: str) -> tuple[int, ...]:
     stages = [integer(stage, f"{where}: a stage") for stage in array(value, where)]
     return tuple(sorted(set(stages)))
+
+
+def _groups(value: object, where: str) -> tuple[tuple[str, ...], ...]:
+    device = f"{where}: a device"
+    return tuple(tuple(name(each, device) for each in array(group, where)) for group in array(value, where))
 
 
 def _stages(value: object, where: str) -> Mapping[str, int]:
@@ -160,4 +186,6 @@ def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) ->
         record[STAGES] = {op: stage for op, stage in stages if stage >= 0}
     if placement.recompute:
         record[RECOMPUTE] = list(placement.recompute)
+    if placement.groups:
+        record[GROUPS] = [[cluster.devices[device].name for device in group] for group in placement.groups]
     return record

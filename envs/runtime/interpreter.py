@@ -25,7 +25,7 @@ from envs.runtime.device_program import (
     with_replaced,
 )
 from graphs.capture.known_values import shapes_of
-from graphs.capture.optimizers import UpdateRule
+from graphs.optimizers import UpdateRule
 
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]

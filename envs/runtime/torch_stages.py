@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint
 
+from envs.pipeline.groups import shares_of
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
 from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B, Pipeline, PipelineError
 from envs.pipeline.schedules import schedule_csv
@@ -62,7 +63,7 @@ class TorchStages:
     ) -> None:
         self.module, self.captured, self.pipeline = unwrapped(module), captured, pipelined.pipeline
         self.mesh = _mesh(stages)
-        self.shares = _shares(self.pipeline, len(self.mesh))
+        self.shares = _shares(pipelined, stages)
         self.batch_dim, self._device, self._n_steps = batch_dim, torch.device(device), 0
         state_of(captured, self.module)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(self.module))
@@ -202,24 +203,19 @@ def _mesh(stages: Stages) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(order.index, group)) for group in stages.replicas)
 
 
-def _shares(pipeline: Pipeline, n_replicas: int) -> tuple[int, ...]:
+def _shares(pipelined: PipelinedProblem, stages: Stages) -> tuple[int, ...]:
     """Returns the microbatches of each replica.
 
     Raises:
         PipelineError: there are no equal shares, or the plan has no devices for its replicas.
     """
+    pipeline, n_replicas = pipelined.pipeline, len(stages.replicas)
     if pipeline.replicas != n_replicas:
         raise PipelineError(
             f"the plan has devices for {n_replicas} replicas, and its pipeline has {pipeline.replicas}; "
             "place the module again"
         )
-    share, rest = divmod(pipeline.microbatches, n_replicas)
-    if rest:
-        raise PipelineError(
-            f"{pipeline.microbatches} microbatches cannot be divided equally among {n_replicas} replicas; "
-            f"give a multiple of {n_replicas}, such as {(share + 1) * n_replicas}"
-        )
-    return (share,) * n_replicas
+    return shares_of(pipelined.problem, stages.replicas, pipeline.microbatches)
 
 
 def _is_called_in(module: nn.Module) -> Callable[[str], bool]:

@@ -21,6 +21,7 @@ from envs.simulator.all_reduce import buckets_of, gradients_of, ring_seconds
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 from graphs.system.numbers import in_ms
 
 
@@ -99,31 +100,42 @@ def data_parallel_steps(problem: Problem) -> list[DataParallelStep]:
     times as long. Updates run after the backward pass, each when its gradients arrived. Without gradients
     nothing is reduced.
     """
+    fleet = _Fleet(problem)
     fastest_first = np.argsort(problem.single_device_s, kind="stable")
-    sample, of_device = _alike(problem)
-    alone = [simulate_problem(problem, np.full(problem.graph.n_ops, device)) for device in sample]
-    peak_bytes = np.array([alone[of_device[at]].peak_bytes.max() for at in range(problem.n_devices)])
-    has_memory = peak_bytes <= problem.cluster.memory_bytes
-    candidates = fastest_first[has_memory[fastest_first]]
+    candidates = fastest_first[fleet.has_memory[fastest_first]]
     if not len(candidates):
         candidates = fastest_first[:1]
-    gradients, replicas = _replicas(problem, sample)
-    steps = []
-    for n_replicas in range(1, len(candidates) + 1):
-        ring = np.sort(candidates[:n_replicas])
-        step_s = _step_s(problem, ring, gradients, [replicas[of_device[device]] for device in ring])
-        steps.append(
-            DataParallelStep(
-                devices=tuple(ring.tolist()),
-                step_s=step_s,
-                computing_s=float(problem.single_device_s[ring].max()),
-                gradient_bytes=float(problem.graph.tensor_bytes[gradients.tensor].sum()),
-                peak_bytes=peak_bytes[ring],
-                fits=bool(has_memory[ring].all()),
-                evaluations=2 * len(sample),
-            )
+    return [fleet.step(np.sort(candidates[:n_replicas])) for n_replicas in range(1, len(candidates) + 1)]
+
+
+def data_parallel_on_all(problem: Problem) -> DataParallelStep:
+    """Simulates data parallelism on all devices, whether or not they have the memory."""
+    return _Fleet(problem).step(np.arange(problem.n_devices))
+
+
+class _Fleet:
+    """The devices of a problem, each simulated by itself."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sample, self.of_device = _alike(problem)
+        alone = [simulate_problem(problem, np.full(problem.graph.n_ops, device)) for device in self.sample]
+        self.peak_bytes = np.array([alone[kind].peak_bytes.max() for kind in self.of_device])
+        self.has_memory = self.peak_bytes <= problem.cluster.memory_bytes
+        self.gradients, self.replicas = _replicas(problem, self.sample)
+
+    def step(self, ring: IntArray) -> DataParallelStep:
+        """Simulates the step on some of them, ascending, int (n_replicas,)."""
+        replicas = [self.replicas[self.of_device[device]] for device in ring]
+        return DataParallelStep(
+            devices=tuple(ring.tolist()),
+            step_s=_step_s(self.problem, ring, self.gradients, replicas),
+            computing_s=float(self.problem.single_device_s[ring].max()),
+            gradient_bytes=float(self.problem.graph.tensor_bytes[self.gradients.tensor].sum()),
+            peak_bytes=self.peak_bytes[ring],
+            fits=bool(self.has_memory[ring].all()),
+            evaluations=2 * len(self.sample),
         )
-    return steps
 
 
 def _alike(problem: Problem) -> tuple[IntArray, IntArray]:
@@ -193,7 +205,12 @@ def _step_s(problem: Problem, ring: IntArray, gradients: _Gradients, replicas: l
     """Computes the seconds of a step of replicas on a ring of devices."""
     if len(ring) == 1:
         return float(problem.single_device_s[ring[0]])
-    arrived_s, backward_s = _all_reduce(ring_seconds(problem, ring, gradients.bucket_bytes), replicas)
+    arrived_s, backward_s = overlap(
+        ring_seconds(problem, ring, gradients.bucket_bytes),
+        np.array([replica.ready_s for replica in replicas]),
+        np.array([replica.backward_s for replica in replicas]),
+        np.array([replica.slowdown for replica in replicas]),
+    )
     update_from_s = np.append(arrived_s, 0.0)[gradients.waits_for]
     ends = [
         _updated_s(end_s, np.maximum(update_from_s, replica.issued_s), replica, problem.cluster.op_gap_s)
@@ -202,30 +219,30 @@ def _step_s(problem: Problem, ring: IntArray, gradients: _Gradients, replicas: l
     return max([*ends, *map(float, arrived_s[-1:])])
 
 
-def _all_reduce(seconds: FloatArray, replicas: list[_Replica]) -> tuple[FloatArray, FloatArray]:
+@kernel(entry=True, allocates=True)
+def overlap(seconds, ready_s, backward_s, slowdown):
     """Runs the all-reduces beside the backward passes.
 
     Args:
-        seconds: of each bucket's, (n_buckets,).
+        seconds: of each bucket's all-reduce, (n_buckets,).
+        ready_s: when a replica has all gradients of a bucket, seconds, (n_replicas, n_buckets).
+        backward_s: end of the backward pass of each replica by itself, seconds, (n_replicas,).
+        slowdown: how many times as long ops beside an all-reduce take, (n_replicas,).
 
     Returns:
-        When each bucket arrived, (n_buckets,), and when each backward pass ended, (n_replicas,).
+        When each bucket arrived, (n_buckets,), and when each backward pass ended, (n_replicas,); seconds.
     """
-    ready_s = np.array([replica.ready_s for replica in replicas])
-    slowdown = np.array([replica.slowdown for replica in replicas])
-    left_s = np.array([replica.backward_s for replica in replicas])
-    now_s, ended_s = 0.0, np.zeros(len(replicas))
-    computed_s: FloatArray = np.zeros(len(replicas))
-    arrived_s: FloatArray = np.zeros(len(seconds))
-    for bucket, lasts_s in enumerate(seconds.tolist()):
-        waited_s = max(float((ready_s[:, bucket] - computed_s).max()), 0.0)
+    now_s, left_s = 0.0, backward_s.copy()
+    ended_s, computed_s, arrived_s = np.zeros(len(left_s)), np.zeros(len(left_s)), np.zeros(len(seconds))
+    for bucket, lasts_s in enumerate(seconds):
+        waited_s = max((ready_s[:, bucket] - computed_s).max(), 0.0)
         slowed_s = np.maximum(left_s - waited_s, 0.0)
         ended_s += np.minimum(left_s, waited_s) + np.minimum(slowed_s * slowdown, lasts_s)
         left_s = np.maximum(slowed_s - lasts_s / slowdown, 0.0)
         computed_s = computed_s + waited_s + lasts_s / slowdown
         now_s += waited_s + lasts_s
         arrived_s[bucket] = now_s
-    return arrived_s, np.asarray(ended_s + left_s, dtype=np.float64)
+    return arrived_s, ended_s + left_s
 
 
 def _updated_s(ended_s: float, from_s: FloatArray, replica: _Replica, op_gap_s: float) -> float:

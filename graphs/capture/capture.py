@@ -20,11 +20,11 @@ from graphs.capture.known_values import NEEDS_VALUES, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
-from graphs.capture.optimizers import DTYPES, Updates, rules_of
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
+from graphs.optimizers import DTYPES, Updates, rules_of
 from graphs.step_settings import AMPERE, Gpu
 from graphs.system.errors import logged, print_notice, printable
 

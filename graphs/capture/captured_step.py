@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graphs.capture.optimizers import Updates
 from graphs.capture.step import Step
 from graphs.capture.tracing import Trace, is_mutable
 from graphs.capture.values import node_value, op_packet, tensor_bytes
 from graphs.op_graph import OpGraph
+from graphs.optimizers import Updates
 
 _ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 

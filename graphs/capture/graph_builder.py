@@ -13,10 +13,10 @@ from graphs.capture.checkpoints import RUN
 from graphs.capture.module_calls import call_of, source_of
 from graphs.capture.op_arithmetic import op_dtype, op_gemm, op_image, tensor_dtype
 from graphs.capture.op_costs import op_bytes, op_flops
-from graphs.capture.optimizers import Updates
 from graphs.capture.tracing import Trace
 from graphs.capture.values import is_sparse, node_value, op_packet, size_bytes, sparse_sizes, tensors_of
 from graphs.op_graph import OpGraph, build_graph
+from graphs.optimizers import Updates
 from graphs.system.errors import printable
 
 

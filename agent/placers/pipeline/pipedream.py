@@ -55,7 +55,7 @@ def pipedream(search: SearchState, rng: np.random.Generator) -> None:
     It ends sooner where another split is likely to end too late.
     """
     counts = tuple(reversed(search.pipelined.usable))
-    costs = stage_costs(search.pipelined.pipelined)
+    costs = stage_costs(search.pipelined.members[0])
     split_s = 0.0
     for share in MEMORY_SHARES:
         if search.best is not None and split_s > search.seconds_left:

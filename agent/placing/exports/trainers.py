@@ -12,6 +12,7 @@ import numpy as np
 from agent.placing.exports.export import ExportError, PlacedModules, comments, export
 from agent.placing.exports.module_tree import ModuleTree, above
 from agent.placing.handover.device_map import project
+from envs.pipeline.groups import shares_of
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from envs.pipeline.schedules import schedule_csv
 from graphs.system.errors import InputError, shortened
@@ -47,8 +48,8 @@ def torch_schedule(placed: PlacedModules) -> str:
     """
     if placed.pipeline is None or placed.stages is None:
         raise ExportError("one batch at a time has no schedule; place with --pipeline")
-    share = placed.pipeline.microbatches // len(placed.replicas)
-    one = replace(placed.pipeline, microbatches=share, replicas=1)
+    shares = shares_of(placed.problem, placed.replicas, placed.pipeline.microbatches)
+    one = replace(placed.pipeline, microbatches=shares[0], replicas=1)
     return schedule_csv(one, len(placed.stages.ranks))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from agent.placing.handover.explain import as_graph, host_line, host_lines, what
 from agent.placing.handover.module_devices import around
 from agent.placing.handover.trace import pipeline_trace, write_trace
 from envs.objective import PipelineBaselines, PipelineObjective
+from envs.pipeline.groups import sharded
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
 from graphs.system.csv_files import write_rows
@@ -21,7 +24,9 @@ from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 NAME_CHARS, OP_CHARS = 12, 20
-SIMPLEST_FIRST = ("one device", "the pipeline", "data parallelism")
+PIPELINE, PARALLEL = "the pipeline", "data parallelism"
+SIMPLEST_FIRST = {name: rank for rank, name in enumerate(("one device", PIPELINE, PARALLEL))}
+NO_OTHERS: Mapping[Any, PipelineTime] = {}
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,27 @@ class StageRow:
 
 
 def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) -> Iterator[StageRow]:
-    """Yields a row for each stage."""
+    """Yields a row for each stage, replica by replica."""
     problem, graph = pipelined.problem, pipelined.problem.graph
-    phase, seconds = phases_of(graph), pipelined.problem.op_seconds
-    for stage, device in enumerate(stages.devices.tolist()):
+    phase, seconds, pipeline = phases_of(graph), problem.op_seconds, pipelined.pipeline
+    is_divided = pipeline.shard_optimizer and pipeline.replicas != 1
+    split, with_copies = pipelined.with_copies(stages)
+    held = (sharded(split.problem, int(pipeline.replicas)) if is_divided else split.problem).graph
+    original = np.isin(held.op_names, graph.op_names)
+    held_bytes, copied_bytes = held.resident_bytes[original], np.zeros(len(stages.devices))
+    for op in np.flatnonzero(~original).tolist():
+        readers = with_copies.stage_of[held.successors.row(op)]
+        copied_bytes[readers.max(initial=0)] += held.resident_bytes[op]
+    position = {device: at for at, device in enumerate((stages.groups or [range(problem.n_devices)])[0])}
+    placed = [(stage, position[device]) for stage, device in enumerate(stages.devices.tolist())]
+    for group, (stage, at) in product(stages.groups or [range(problem.n_devices)], placed):
+        device = group[at]
         ops = np.flatnonzero(stages.stage_of == stage)
         forward, backward = ops[phase[ops] == 0], ops[phase[ops] == 1]
         piece = pipelined.chain.piece_of
         pieces = np.unique(piece[forward])
-        resident = graph.resident_bytes[(stages.device_of == device) & np.isin(piece, pieces)].sum()
+        on_device = stages.device_of == stages.devices[stage]
+        resident = held_bytes[on_device & np.isin(piece, pieces)].sum()
         yield StageRow(
             stage=stage,
             device=problem.cluster.devices[device].name,
@@ -73,7 +90,7 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
             n_ops=len(ops),
             forward_s=float(seconds[forward, device].sum()),
             backward_s=float(seconds[backward, device].sum()),
-            resident_bytes=float(resident),
+            resident_bytes=float(resident + copied_bytes[stage]),
             peak_bytes=float(step.peak_bytes[device]),
             memory_bytes=float(problem.cluster.memory_bytes[device]),
             recomputed=stage in stages.recomputed,
@@ -86,39 +103,63 @@ def _outermost(modules: Iterator[str]) -> list[str]:
     return [name for name in names if names.keys().isdisjoint([*around(name)][1:])]
 
 
-def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
-    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster."""
-    steps = {"the pipeline": (step.total_s, step.fits)} if n_stages > 1 else {}
-    steps |= baselines.steps()
+def pipeline_advice(
+    n_stages: int,
+    step: PipelineTime,
+    baselines: PipelineBaselines,
+    own: str = PIPELINE,
+    others: Mapping[str, PipelineTime] = NO_OTHERS,
+) -> str:
+    """Says what to use: pipelines, one device or data parallelism; then by how much it is faster.
+
+    Args:
+        own: what the step's pipeline, or its replicas, are called.
+        others: steps of other numbers of replicas by what they are called.
+    """
+    steps = {own: (step.total_s, step.fits)} if n_stages > 1 or own != PIPELINE else {}
+    steps |= {name: (each.total_s, each.fits) for name, each in others.items()} | baselines.steps()
     seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
-    best = what_to_use({name: seconds.get(name) for name in SIMPLEST_FIRST})
+    simplest = sorted(steps, key=lambda name: "replicas" in name)
+    simplest.sort(key=lambda name: SIMPLEST_FIRST.get(name, len(SIMPLEST_FIRST)))
+    best = what_to_use({name: seconds.get(name) for name in simplest})
     if not best:
         return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"
-    others = sorted((step_s, name) for name, step_s in seconds.items() if name != best)
-    clauses = [f"{step_s / seconds[best]:.3g}x as fast as {name}" for step_s, name in others]
+    slower = sorted((step_s, name) for name, step_s in seconds.items() if name != best)
+    clauses = [f"{step_s / seconds[best]:.3g}x as fast as {name}" for step_s, name in slower]
     clauses += [f"no memory for {name}" for name, (_, fits) in steps.items() if not fits]
     return f"use {best}: {', '.join(clauses)}"
 
 
-def pipeline_lines(objective: PipelineObjective, stages: Stages, step: PipelineTime) -> list[str]:
-    """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
-    pipeline, baselines, n_stages = objective.pipeline, objective.baselines, len(stages.devices)
+def pipeline_lines(
+    objective: PipelineObjective,
+    stages: Stages,
+    step: PipelineTime,
+    best_steps: Mapping[int | str, PipelineTime] = NO_OTHERS,
+) -> list[str]:
+    """Says what a pipeline brings over one device and data parallelism, and what each stage needs.
+
+    Args:
+        best_steps: best step of each number of replicas that was tried.
+    """
+    pipeline, n_stages, n_devices = objective.pipeline, len(stages.devices), objective.problem.n_devices
+    count = int(pipeline.replicas)
+    others = {
+        _called(number, n_devices, "pipelines" if number > 1 else "one pipeline"): best_steps[number]
+        for number in sorted(map(int, best_steps.keys() - {count}))
+    }
+    shape = f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}"
+    if count > 1:
+        shape = f"{count} replicas of {shape}" + ", optimizer sharded" * pipeline.shard_optimizer
+    elif not others and any(n_devices % divisor == 0 for divisor in range(2, n_devices)):
+        shape += "; replicas not compared (replicas='auto')"
+    own = _called(count, n_devices, PIPELINE)
     host = host_line(objective, objective.without_host().pipelined.simulate(stages).total_s)
-    advice = as_graph(host) + pipeline_advice(n_stages, step, baselines)
-    lines = ["\n".join([*host_lines(host), advice])]
-    lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
-    steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
-    for name, (step_s, fits) in steps.items():
-        pace = f"{four_digits(pipeline.microbatches / step_s)} microbatches a second"
-        given = "" if fits else ", had it the memory"
-        lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}")
-    lines[2] += f", {step.bubble_share:.0%} idle"
-    lines[3] += baselines.uncut
-    n_replicas = baselines.data_parallel.n_replicas
-    lines[4] = lines[4].replace(" a step", f" a step on {n_replicas} device{'s' * (n_replicas > 1)}")
-    lines[4] += ", each a whole batch of its own" if baselines.data_parallel.own_batches else ""
+    advice = as_graph(host) + pipeline_advice(n_stages, step, objective.baselines, own, others)
+    lines = ["\n".join([*host_lines(host), advice]), shape]
+    lines += _pace_lines(objective, step, others)
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
-    for row in stage_rows(objective.pipelined, stages, step):
+    are_alike = len(set(objective.members)) == 1
+    for row in islice(stage_rows(objective.pipelined, stages, step), n_stages if are_alike else None):
         times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
         lines.append(
@@ -126,6 +167,32 @@ def pipeline_lines(objective: PipelineObjective, stages: Stages, step: PipelineT
             f"{times}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
             f"{row.peak_bytes / GIB:.2f} of {row.memory_bytes / GIB:.2f} GiB{again}"
         )
+    return lines
+
+
+def _called(n_replicas: int, n_devices: int, pipelines: str) -> str:
+    if n_replicas == 1:
+        return pipelines
+    return f"{n_replicas} replicas of {pipelines if n_replicas < n_devices else 'one device'}"
+
+
+def _pace_lines(
+    objective: PipelineObjective, step: PipelineTime, others: Mapping[str, PipelineTime]
+) -> list[str]:
+    """Says the pace and the most memory of a device, of the pipeline and what it is compared with."""
+    baselines, parallel, lines = objective.baselines, objective.baselines.data_parallel, []
+    on = f" on {parallel.n_replicas} device{'s' * (parallel.n_replicas > 1)}"
+    own = ", each a whole batch of its own" if parallel.own_batches else ""
+    steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
+    told = {"pipeline": f", {step.bubble_share:.0%} idle", "one device": baselines.uncut, PARALLEL: own}
+    peaks = {"pipeline": step.peak_bytes, "one device": baselines.single.peak_bytes}
+    for name, other in others.items():
+        steps[name], peaks[name] = (other.total_s, other.fits), other.peak_bytes
+    for name, (step_s, fits) in steps.items():
+        pace = f"{four_digits(objective.pipeline.microbatches / step_s)} microbatches a second"
+        given = (on if name == PARALLEL else "") + ("" if fits else ", had it the memory")
+        peak = f"{np.max(peaks.get(name, parallel.peak_bytes)) / GIB:.3g} GiB"
+        lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}{told.get(name, '')}, {peak}")
     return lines
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agent import fits, place
 from agent.commands.evaluate import main
-from agent.placing.fits import Fit, MemoryUse
+from agent.placing.fits import MemoryAnswer, MemoryUse
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -52,7 +52,7 @@ def four(memory_bytes: float) -> Cluster:
     return replace(cluster, devices=devices, sharing="pair")
 
 
-def by_way(fit: Fit) -> dict[str, MemoryUse]:
+def by_way(fit: MemoryAnswer) -> dict[str, MemoryUse]:
     return {use.way: use for use in fit.uses}
 
 

@@ -172,7 +172,7 @@ def test_where_nothing_fits_the_plan_says_so():
         ({"seed": None}, "seed is None"),
         ({"order": ["topo"]}, "order is a list; use a string"),
         ({"policy": 5}, "policy is 5"),
-        ({"optimizer": torch.optim.SGD}, "optimizer is a type; use a string or None"),
+        ({"gradient_dtype": "fp32"}, "a graph keeps what it was captured with"),
         ({"training": "no"}, "training is 'no'; use True or False"),
         ({"granularity": ["op"]}, "granularity is a list"),
         ({"precision": torch.bfloat16}, "precision is a dtype"),

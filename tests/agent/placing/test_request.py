@@ -79,10 +79,7 @@ def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
             "placer 'heft' places one batch at a time, no pipelines; use single, annealing, ",
         ),
         ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
-        (
-            {"pipeline": "1f1b", "cluster": "8xa100"},
-            "shares links by 'egress', which pipelines do not simulate",
-        ),
+        ({"pipeline": "1f1b", "cluster": "placeto-k80:2"}, "has schedule 'fifo'; a pipeline needs 'program'"),
         (
             {"pipeline": "interleaved-1f1b:99"},
             "needs 99 stages on a device, but graph 'Classifier' can be cut",

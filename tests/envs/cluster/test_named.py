@@ -99,6 +99,7 @@ def test_links_follow_from_the_box() -> None:
         ("2x2x2xl4", "no kind '2xl4'"),
         ("0xl4", "it has 1 to 1024 devices"),
         ("129x8xb200", "it has 1 to 1024 devices"),
+        ("9" * 5000 + "xl4", "it has 1 to 1024 devices"),
         ("1024xl4+l4", "it has 1 to 1024 devices"),
         ("2x2xl4+t4", "kinds that differ stand in one node"),
         ("a100-sxm4+l4", "different kinds share a node only as PCIe cards"),

@@ -146,6 +146,7 @@ class _Plain:
 
     def run(self) -> PlainStep | None:
         sequences = self.sequences()
+        self.send_sources()
         position = dict.fromkeys(sequences, 0)
         moved = True
         while moved:
@@ -158,6 +159,27 @@ class _Plain:
             return None
         self.find_held()
         return self.step
+
+    def send_sources(self) -> None:
+        """Queues the copies of what exists at time 0, on an egress bus."""
+        for number in range(self.count):
+            for op in range(self.graph.n_ops):
+                is_once = self.graph.op_types[op] == "parameter"
+                if self.phase[op] == "source" and not (is_once and number):
+                    self.send_outputs(("op", op, number))
+
+    def send_outputs(self, made: Instance) -> None:
+        """Queues the copies of what an instance makes behind all others of its device, on an egress bus."""
+        if self.problem.cluster.sharing != "egress":
+            return
+        made_s = self.made_s(made)
+        assert made_s is not None
+        number = int(str(made[1]))
+        for tensor in [number] if made[0] == "add" else self.graph.outputs.row(number).tolist():
+            instances = [(op, ("op", op, made[2])) for op in self.readers[tensor]]
+            reads = {self.device[op] for op, reader in instances if self.instance(tensor, reader) == made}
+            for target in sorted(reads - {self.home(tensor)}):
+                self.copy(made, tensor, self.home(tensor), target, made_s)
 
     def find_held(self) -> None:
         """Holdings: from an op's start or a copy's arrival to the last use or the end of the last copy."""
@@ -228,20 +250,30 @@ class _Plain:
         self.step.finish_s[instance] = start + seconds
         self.step.device_of[instance] = device
         self.free[device] = start + seconds + (cluster.op_gap_s if seconds > 0 else 0.0)
+        self.send_outputs(instance)
         return True
 
     def copy(self, maker: Instance, tensor: int, source: int, target: int, made: float) -> float:
-        """When the copy of a tensor is there; it is sent once."""
+        """When the copy of a tensor is there; it is sent once, to one device or, `per_tensor`, to all."""
         cluster, key = self.problem.cluster, (maker, tensor, target)
+        is_bus = cluster.sharing == "egress"
+        to_all = is_bus and cluster.transfer_per == "tensor"
         if key not in self.arrival:
-            start = max(made, self.host[target] + cluster.issue_s if cluster.issue_s else 0.0)
-            if cluster.issue_per == "op":
-                self.host[target] += cluster.issue_s
-            if cluster.sharing == "pair":
-                start = max(start, self.link_free[source, target])
-            size = float(self.graph.tensor_bytes[tensor]) + float(cluster.n_half_matrix[source, target])
-            end = start + size / float(cluster.bytes_per_s[source, target])
-            self.link_free[source, target] = end + cluster.transfer_gap_s
+            sent_s = next((end for copy, end in self.sent.items() if copy[:2] == key[:2]), None)
+            end = sent_s if to_all and sent_s is not None else None
+            if end is None:
+                issuer = source if is_bus else target
+                start = max(made, self.host[issuer] + cluster.issue_s if cluster.issue_s else 0.0)
+                if cluster.issue_per == "op":
+                    self.host[issuer] += cluster.issue_s
+                link = (source, -1 if is_bus else target)
+                if cluster.sharing != "none":
+                    start = max(start, self.link_free[link])
+                others = [each for each in range(cluster.n_devices) if each != source] if to_all else [target]
+                size = float(self.graph.tensor_bytes[tensor])
+                size += float(cluster.n_half_matrix[source, others].max())
+                end = start + size / float(cluster.bytes_per_s[source, others].min())
+                self.link_free[link] = end + cluster.transfer_gap_s
             self.sent[key] = end
             self.arrival[key] = end + float(cluster.latency_s[source, target])
         return self.arrival[key]

@@ -96,9 +96,9 @@ def random_training_graph(rng: np.random.Generator, n_layers: int, *, branches: 
 def random_pipeline_cluster(rng: np.random.Generator, n_devices: int) -> Cluster:
     """Draws a heterogeneous cluster that can run pipelines, with gaps and a host thread at times."""
     cluster = random_cluster(rng, n_devices, schedule="program")
-    sharing = str(rng.choice(["pair", "none"]))
+    sharing = str(rng.choice(["pair", "none", "egress"]))
     devices = tuple(replace(device, overlap_slowdown=1.0) for device in cluster.devices)
-    return replace(cluster, sharing=sharing, copies="stream", transfer_per="destination", devices=devices)
+    return replace(cluster, sharing=sharing, copies="stream", devices=devices)
 
 
 def random_stages(rng: np.random.Generator, problem: Problem, n_ranks: int, n_each: int) -> Stages:

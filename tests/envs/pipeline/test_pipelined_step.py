@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.placing.handover.pipeline import stage_rows
+from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import cluster_from_json
-from envs.cluster.presets import get_cluster
+from envs.cluster.presets import PRESETS, get_cluster
 from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import RECOMPUTE
@@ -22,9 +24,11 @@ from envs.pipeline.stages import Stages, cut_into_stages, stages_of
 from envs.placements.files import placement_from_json, placement_to_json
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs import OpGraph, build_graph
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.system.errors import InputError
+from tests.agent.placement_cases import training_graph
 from tests.envs.pipeline.plain_reference import plain_step
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_stages, random_training_graph
 
@@ -38,9 +42,10 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:1", "interleaved-1f1b:2", "inter
     schedule=st.sampled_from(SCHEDULES),
     rounds=st.integers(1, 3),
     recomputes=st.sampled_from([0.0, 0.5, 1.0]),
+    ties=st.booleans(),
 )
 def test_pipelined_step_is_that_of_the_plain_simulation(
-    seed: int, schedule: str, rounds: int, recomputes: float
+    seed: int, schedule: str, rounds: int, recomputes: float, ties: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     n_ranks = int(rng.integers(1, 5))
@@ -48,7 +53,9 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     pipeline = Pipeline(schedule, microbatches)
     cluster = random_pipeline_cluster(rng, int(rng.integers(n_ranks, 6)))
     n_layers = int(rng.integers(n_ranks * pipeline.stages_per_device, 16))
-    problem = Problem(random_training_graph(rng, n_layers), cluster)
+    graph = random_training_graph(rng, n_layers)
+    modules = tuple(f"layer{name[1:]}" for name in graph.op_names) if ties else graph.modules
+    problem = Problem(replace(graph, modules=modules), cluster)
     stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
     check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
 
@@ -59,7 +66,8 @@ def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stage
 
 
 def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
-    plain = plain_step(problem, pipeline, stages)
+    split, placed = PipelinedProblem(problem, pipeline).with_copies(stages)
+    plain = plain_step(split.problem, pipeline, placed)
     try:
         found = PipelinedProblem(problem, pipeline).simulate(stages)
     except PipelineError:
@@ -69,7 +77,7 @@ def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None
     assert found.total_s == pytest.approx(plain.total_s, rel=1e-12)
     busy_s = sum(plain.finish_s[each] - plain.start_s[each] for each in plain.start_s)
     assert found.busy_s.sum() == pytest.approx(busy_s, rel=1e-9)
-    resident = np.bincount(stages.device_of, problem.graph.resident_bytes, problem.n_devices)
+    resident = np.bincount(placed.device_of, split.problem.graph.resident_bytes, problem.n_devices)
     peak = [plain.peak_bytes(device, float(held)) for device, held in enumerate(resident)]
     np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9, atol=1e-12)
     held = PipelinedProblem(problem, pipeline).memory(stages, 20)
@@ -80,11 +88,115 @@ def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None
     assert limited.score(stages) == pytest.approx((over_bytes, found.total_s), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("sharing", "transfer_per", "total_s"),
+    [("egress", "destination", 10.0), ("egress", "tensor", 7.5), ("pair", "destination", 7.5)],
+)
+def test_an_egress_bus_carries_copies_one_after_the_other(
+    sharing: str, transfer_per: str, total_s: float
+) -> None:
+    """Op 0 ends at 1 and 2 s; its copies take 2 s each, to ops 1 and 2; that to op 2 from op 1 0.5 s."""
+    ops = [{"name": f"op{layer}", "type": "aten.mm", "seconds": {"test": 1.0}} for layer in range(3)]
+    graph = build_graph("skip", "", ops, [(0, 2.0, [1, 2]), (1, 0.5, [2])])
+    devices = tuple(Device(f"d{index}", "test", 1e3, 1.0, 1.0, 0.0) for index in range(3))
+    rules = {"sharing": sharing, "transfer_per": transfer_per}
+    problem = Problem(graph, Cluster("bus", devices, np.ones((3, 3)), np.zeros((3, 3)), **rules))  # type: ignore[arg-type]
+    pipelined = PipelinedProblem(problem, Pipeline("gpipe", 2))
+    assert pipelined.simulate(cut_into_stages(problem, np.arange(3))).total_s == total_s
+
+
+def tied_graph(n_copies: int) -> OpGraph:
+    """An embedding and a head with one weight; their gradients are added at the end of each microbatch, or,
+    where each has a copy of the weight, of the step."""
+    copies = range(n_copies)
+    phase = {"phase": "backward" if n_copies == 1 else "optimizer"}
+    ends = ["", ".tied"]
+    ops: list[dict[str, object]] = [
+        *(
+            {"name": f"w{ends[at]}", "type": "parameter", "resident_bytes": 16, "colocate": at}
+            for at in copies
+        ),
+        {"name": "embed", "colocate": 0, "module": "embed"},
+        {"name": "head", "module": "head"},
+        {"name": "of head", "phase": "backward", "colocate": 1 if n_copies == 2 else None},
+        {"name": "of embed", "phase": "backward", "colocate": 0 if n_copies == 2 else None},
+        *({"name": f"add{ends[at]}", "type": "aten.add", "colocate": at, **phase} for at in copies),
+        *({"name": f"update{ends[at]}", "phase": "optimizer", "colocate": at} for at in copies),
+    ]
+    for op in ops:
+        seconds = 0.0 if op.get("type") == "parameter" else 0.1 * len(str(op["name"]).removesuffix(".tied"))
+        op |= {"type": op.get("type", "aten.mm"), "seconds": {"test": seconds}}
+    index = {str(op["name"]): at for at, op in enumerate(ops)}
+    adds = [index[f"add{ends[at]}"] for at in copies]
+    tensors = [
+        ("embed", 1.0, ["head", "of embed"]),
+        ("head", 1.0, ["of head"]),
+        ("of head", 1.0, ["of embed"]),
+    ]
+    rows = [(index[maker], size, [index[reader] for reader in readers]) for maker, size, readers in tensors]
+    rows += [(index[maker], 4.0, adds) for maker in ("of head", "of embed")]
+    rows += [(add, 4.0, [index[f"update{ends[at]}"]]) for at, add in zip(copies, adds, strict=True)]
+    of_head = [index["head"], index["of head"]]
+    weights = [[index["embed"], *of_head]] if n_copies == 1 else [[index["embed"]], of_head]
+    rows += [(at, 4.0, readers) for at, readers in zip(copies, weights, strict=True)]
+    return build_graph("tied", "", ops, rows)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+def test_tied_tensors_are_held_by_both_stages(microbatches: int) -> None:
+    one, two = tied_graph(1), tied_graph(2)
+    devices = tuple(Device(f"d{index}", "test", 1e3, 1.0, 1.0, 0.5) for index in range(2))
+    cluster = Cluster("two", devices, np.ones((2, 2)), np.full((2, 2), 0.1), sharing="pair")
+    pipeline = Pipeline("1f1b", microbatches)
+
+    def stages_on(graph: OpGraph, devices: list[int]) -> Stages:
+        is_last = [name.endswith(("head", ".tied")) for name in graph.op_names]
+        return cut_into_stages(Problem(graph, cluster), np.where(is_last, devices[1], devices[0]))
+
+    tied = PipelinedProblem(Problem(one, cluster), pipeline)
+    apart, together = stages_on(one, [0, 1]), stages_on(one, [0, 0])
+    assert tied.with_copies(together) == (tied, together)
+    assert (tied.with_copies(apart)[0] is tied) == (microbatches == 1)
+    if microbatches > 1:
+        plain = plain_step(Problem(two, cluster), pipeline, stages_on(two, [0, 1]))
+        assert plain is not None
+        found = tied.simulate(apart)
+        assert found.total_s == pytest.approx(plain.total_s, rel=1e-12)
+        assert found.peak_bytes == pytest.approx([plain.peak_bytes(device, 16.0) for device in (0, 1)])
+        assert tied.with_copies(apart)[0].problem.graph.op_names == two.op_names
+
+
+def test_a_tied_head_may_be_a_stage_of_its_own() -> None:
+    graph = next(each for each in load_family("gpt") if each.name == "gpt-01")
+    pipelined = PipelinedProblem(Problem(graph, get_cluster("4xv100")), Pipeline("1f1b", 3))
+    head = graph.op_names.index("head/mm")
+    first = np.array([0, 7, int(pipelined.chain.piece_of[head])])
+    stages = pipelined.chain.stages(first, np.arange(3))
+    split, placed = pipelined.with_copies(stages)
+    names = split.problem.graph.op_names
+    assert len(set(names) - set(graph.op_names)) == 3
+    for name in ("gradients/head/mm", "gradients/head/mm_1", "embedding.word.weight.tied"):
+        assert placed.device_of[names.index(name)] == 2
+    check_is_plain(pipelined.problem, pipelined.pipeline, stages)
+    weight = graph.op_names.index("embedding.word.weight")
+    *_, row = stage_rows(pipelined, stages, pipelined.simulate(stages))
+    assert row.resident_bytes == graph.resident_bytes[weight]
+
+
+def test_every_preset_of_host_threads_runs_pipelines() -> None:
+    clusters = [build() for build in PRESETS.values()]
+    for cluster in [each for each in clusters if each.schedule == "program"]:
+        pipelined = PipelinedProblem(Problem(training_graph(), cluster), Pipeline("1f1b", 4))
+        devices = np.arange(min(cluster.n_devices, 8))
+        check_is_plain(pipelined.problem, pipelined.pipeline, pipelined.chain.stages(devices, devices))
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         cluster = replace(random_pipeline_cluster(rng, 4), issue_s=0.0)
+        cluster = replace(cluster, sharing="pair" if cluster.sharing == "egress" else cluster.sharing)
         problem = Problem(random_training_graph(rng, 12), cluster)
         stages = random_stages(rng, problem, 4, 1)
         found = PipelinedProblem(problem, Pipeline(schedule, 1)).simulate(stages)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from graphs.capture.loss import find_loss
-from graphs.capture.optimizers import NAMED
 from graphs.families import cifar10, experts, gnn, images, randwire, recurrent, ssm, t5, text
 from graphs.families.layers import Sizes
 from graphs.op_graph import OpGraph
+from graphs.optimizers import NAMED
 from graphs.system.array_types import IntArray
 
 WORDS, CLASSES, SIDE = 11, 7, 32

@@ -81,7 +81,9 @@ class Case:
         first = np.arange(n_stages) * pipelined.chain.n_pieces // n_stages
         stages = pipelined.chain.stages(first, np.resize(devices, n_stages))
         stages = replace(stages, groups=self.groups)
-        with patch.object(torch_stages, "_shares", lambda *_: self.shares) if self.shares else nullcontext():
+        with (
+            patch.object(torch_stages, "shares_of", lambda *_: self.shares) if self.shares else nullcontext()
+        ):
             return TorchStages(pipelined, stages, captured, self.module)
 
     def plain_step(self, module: nn.Module, share: int) -> Tensor:

@@ -91,7 +91,7 @@ def test_a_module_that_cannot_be_copied_says_so() -> None:
 
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(
-        CaptureError, match=r"unknown optimizer 'lion'; use one of adam, sgd, adamw, adafactor, or None"
+        CaptureError, match=r"unknown optimizer 'lion'; use one of adam, sgd, adamw, adafactor, muon"
     ):
         capture(Mlp(), torch.zeros(3, 4), optimizer="lion")
 

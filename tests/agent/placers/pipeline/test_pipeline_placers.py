@@ -149,6 +149,6 @@ def test_searches_end_before_their_seconds_are_spent(name: str, monkeypatch: pyt
 
 def test_clusters_that_run_no_pipeline_are_refused() -> None:
     graph = load_family("gpt")[0]
-    shared = PipelineObjective(Problem(graph, get_cluster("8xa100")), Pipeline("1f1b", 8))
-    with pytest.raises(PipelineError, match="shares links by 'egress', which pipelines do not simulate"):
+    shared = PipelineObjective(Problem(graph, get_cluster("placeto-k80")), Pipeline("1f1b", 8))
+    with pytest.raises(PipelineError, match="has schedule 'fifo'; a pipeline needs 'program'"):
         PLACERS["single"].place(shared, Budget(1), np.random.default_rng(0))

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from graphs.capture.loss import CaptureError
 from graphs.capture.values import size_bytes
-from graphs.step_settings import KEPT_DTYPES, OPTIMIZERS, Update
+from graphs.step_settings import KEPT_DTYPES, OPTIMIZER_NAMES, OPTIMIZERS, Update
 from graphs.system.errors import shortened
 
 NAMED: dict[str, type[Optimizer]] = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and name not in ("Optimizer", "LBFGS")
+    if name.lower() in OPTIMIZER_NAMES and isinstance(kind, type)
 }
 DTYPES = dict(zip(KEPT_DTYPES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
 EXACT, LARGE, SAMPLE = 2**16, 192, 4096
@@ -34,7 +34,7 @@ elements of a sample, since 8-bit optimizers keep smaller parameters in 32 bits.
 
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
-    """How some parameters are updated.
+    """A way to update some parameters.
 
     Attributes:
         kind: class of the optimizer.
@@ -115,7 +115,7 @@ def _held_bytes(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Updates:
-    """What a training step keeps and moves of its parameters beside the weights.
+    """All that a training step keeps and moves of its parameters beside the weights.
 
     Optimizers update master weights in place of narrower ones, which are then copies: 18 bytes of a weight in
     bf16 with Adam and gradients in fp32, as in Megatron. nanotron keeps 20, as a gradient in bf16 stays until
@@ -223,7 +223,9 @@ def _rule_of(optimizer: Any) -> UpdateRule:
     if isinstance(optimizer, str):
         name, _, text = optimizer.partition(":")
         if name not in NAMED:
-            raise CaptureError(f"unknown optimizer '{name}'; use one of {', '.join(NAMED)}, or None")
+            raise CaptureError(
+                f"unknown optimizer '{name}'; use one of {', '.join(OPTIMIZER_NAMES)}, or None"
+            )
         try:
             pairs = [option.split("=") for option in text.split(",") if text]
             return UpdateRule(NAMED[name], {key: ast.literal_eval(value) for key, value in pairs})

@@ -21,7 +21,7 @@ from graphs.system.registry import load_plugins
 
 COMMAND = "agent.lab"
 METAVARS = {int: "N", float: "X", str: "NAME"}
-ABSENT = {"budget": "none", "families": "all", "seconds": "none"}
+ABSENT = {"budget": "none", "families": "all", "graphs": "all", "seconds": "none"}
 """Meaning of a setting without values."""
 FLAGS = {
     "budget": "budgets in evaluations",
@@ -29,7 +29,7 @@ FLAGS = {
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
     "granularities": "what one decision places",
-    "graphs": "names of instances",
+    "graphs": "names of instances, or of models that others measured",
     "jobs": "trials at the same time, each on a core of its own",
     "placers": "names of placers; NAME@POLICY for one with another policy",
     "seconds": "budgets in processor seconds",

@@ -171,6 +171,16 @@ def mean(column: str, over: str = "") -> Statistic:
     return cell
 
 
+def error(predicted: str, measured: str, quantile: float) -> Statistic:
+    """Makes a statistic that formats a quantile of |predicted / measured - 1| of rows that have both."""
+
+    def cell(rows: Rows) -> str:
+        errors = [abs(row[predicted] / row[measured] - 1) for row in rows if row[predicted] and row[measured]]
+        return f"{np.quantile(errors, quantile):.1%}" if errors else ""
+
+    return cell
+
+
 def over(own: str, *others: str) -> Statistic:
     """Makes a statistic that formats the step of a placer over that of the best single one of others.
 

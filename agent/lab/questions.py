@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
+from agent.lab.measured_clusters import TABLES, PublishedRuns
 from agent.lab.pivot import Across, ExperimentError, Pivot, Row, Rows, count, mean, only, over, read_table
 from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
@@ -31,7 +32,7 @@ class Experiment:
     question: str
     tables: Sequence[Pivot]
     rows: str
-    run: InstanceTrials | SealedTrials
+    run: InstanceTrials | SealedTrials | PublishedRuns
     quick: Mapping[str, Any]
 
     def show(self, folder: Path) -> str:
@@ -141,5 +142,17 @@ EXPERIMENTS.register(
             granularities=("op", NO_MODULES),
         ),
         quick={"seconds": (0.03, 0.1), "granularities": ("op",), "families": ("cifar10", "unet")},
+    ),
+)
+
+
+EXPERIMENTS.register(
+    "measured_clusters",
+    Experiment(
+        "How wrong are steps predicted of several GPUs?",
+        rows="measured_clusters.csv",
+        tables=TABLES,
+        run=PublishedRuns(),
+        quick={"graphs": ("gpt-j-6b",)},
     ),
 )

@@ -27,7 +27,7 @@ from envs.pipeline.simulate import NO_SUMS, ActionColumns, PipelinedProblem, Pip
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import STUCK
 from envs.problem import Problem
-from envs.simulator.all_reduce import buckets_of, gradients_of, ring_seconds
+from envs.simulator.all_reduce import all_reduce_seconds, buckets_of, gradients_of, ring_seconds
 from envs.simulator.data_parallel import data_parallel_on_all, overlap
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import shortened
@@ -169,8 +169,10 @@ class Replicas:
 
     def _ring_seconds(self, position: int, sizes: FloatArray) -> FloatArray:
         """Seconds of all-reduces, or of reduce-scatters and gathers, among the devices at a position."""
-        seconds = ring_seconds(self.problem, np.sort([group[position] for group in self.groups]), sizes)
-        return seconds / 2 if self.pipeline.shard_optimizer else seconds
+        ring = np.sort([group[position] for group in self.groups])
+        if self.pipeline.shard_optimizer:
+            return ring_seconds(self.problem, ring, sizes) / 2
+        return all_reduce_seconds(self.problem, ring, sizes)
 
     def _gathered_s(self, stages: Stages) -> float:
         """Returns when all weights are gathered, each position's at once, after a simulation."""

@@ -48,6 +48,35 @@ def buckets_of(sizes: FloatArray) -> IntArray:
     return bucket
 
 
+def all_reduce_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
+    """Computes how long all-reduces take that run one after another, each on a ring or on two trees.
+
+    Trees are chains within nodes and binary between them, so their latency grows with the logarithm of the
+    nodes; each carries half of the bytes up and down again. They pay for small tensors of many nodes. Devices
+    share a node if their link is faster than the slowest one.
+
+    Args:
+        ring: devices, ascending, int (n_replicas,).
+        sizes: bytes of each all-reduce, (n,).
+
+    Returns:
+        Seconds, (n,); those of the ring if all links are equal.
+
+    Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 35(12), 2009; `graph/tuning.cc` of NCCL.
+    """
+    ring_s, cluster = ring_seconds(problem, ring, sizes), problem.cluster
+    rate = np.asarray(cluster.bytes_per_s)[np.ix_(ring, ring)] + np.diag(np.full(len(ring), np.inf))
+    per_node = int((rate > rate.min()).sum(axis=1).min())
+    if per_node == 1:
+        return ring_s
+    latency_s, is_near = np.asarray(cluster.latency_s)[np.ix_(ring, ring)], rate > rate.min()
+    depth, chain = np.ceil(np.log2(len(ring) / per_node)), per_node - 1
+    waits_s = depth * latency_s[~is_near].max() + chain * latency_s[is_near & (rate < np.inf)].max()
+    seconds: FloatArray = np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
+    return seconds
+
+
 def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
     """Computes how long all-reduces take that run one after another on a ring of devices.
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.problem import Problem, kinds
-from envs.simulator.all_reduce import buckets_of, gradients_of, ring_seconds
+from envs.simulator.all_reduce import all_reduce_seconds, buckets_of, gradients_of
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
@@ -206,7 +206,7 @@ def _step_s(problem: Problem, ring: IntArray, gradients: _Gradients, replicas: l
     if len(ring) == 1:
         return float(problem.single_device_s[ring[0]])
     arrived_s, backward_s = overlap(
-        ring_seconds(problem, ring, gradients.bucket_bytes),
+        all_reduce_seconds(problem, ring, gradients.bucket_bytes),
         np.array([replica.ready_s for replica in replicas]),
         np.array([replica.backward_s for replica in replicas]),
         np.array([replica.slowdown for replica in replicas]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -173,7 +174,20 @@ def _ring_s(problem, ring, size, shard):
         + float(cluster.latency_s[a, b])
         for a, b in zip(ring, ring[1:] + ring[:1], strict=True)
     ]
-    return (1 if shard else 2) * (n - 1) * (max(rounds) + cluster.transfer_gap_s)
+    ring_s = (1 if shard else 2) * (n - 1) * (max(rounds) + cluster.transfer_gap_s)
+    links = [
+        [(float(cluster.bytes_per_s[a, b]), float(cluster.latency_s[a, b])) for b in ring if b != a]
+        for a in ring
+    ]
+    slowest = min(rate for row in links for rate, _ in row)
+    mates = min(1 + sum(rate > slowest for rate, _ in row) for row in links)
+    if shard or mates == 1:
+        return ring_s
+    far, near = (
+        max(latency for row in links for rate, latency in row if (rate > slowest) == is_near)
+        for is_near in (False, True)
+    )
+    return min(ring_s, 2 * (size / slowest + math.ceil(math.log2(n / mates)) * far + (mates - 1) * near))
 
 
 def _gathered_s(problem, steps, stages, groups):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from envs.simulator.all_reduce import gradients_of, ring_seconds
+from envs.simulator.all_reduce import all_reduce_seconds, gradients_of, ring_seconds
 from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.dataset import load_family
 from graphs.op_graph import OpGraph, build_graph
@@ -90,6 +90,28 @@ def test_a_ring_goes_round_by_round_over_its_slowest_link():
     # 4 rounds of 600 / 3 bytes and the 50 bytes of a ramp at 100 bytes/s, latency and gap.
     assert ring_seconds(problem, np.arange(3), np.array([600.0])) == pytest.approx([4 * 3.25])
     assert ring_seconds(problem, np.arange(1), np.array([600.0])) == [0.0]
+
+
+def test_small_tensors_of_several_nodes_go_up_and_down_a_tree_whose_depth_is_a_logarithm():
+    node = np.arange(8) // 2
+    is_near = node[:, None] == node
+    cluster = replace(
+        unit_cluster(*[1.0] * 8),
+        bytes_per_s=np.where(is_near, 1e3, 100.0),
+        latency_s=np.where(is_near, 0.5, 2.0),
+    )
+    problem, all_of_them, sizes = Problem(two_layers(), cluster), np.arange(8), np.array([100.0, 1e5])
+    # Up and down: 1 s for the bytes, log2(4) times between nodes and once within one.
+    tree_s = [2 * (1.0 + 2 * 2.0 + 0.5), 2 * (1e3 + 2 * 2.0 + 0.5)]
+    ring_s = ring_seconds(problem, all_of_them, sizes)
+    found = all_reduce_seconds(problem, all_of_them, sizes)
+    assert found == pytest.approx([tree_s[0], ring_s[1]])
+    assert (ring_s[0], tree_s[1]) > (tree_s[0], ring_s[1])
+    for alike in ([0, 1], [0, 2, 4, 6]):
+        ring = np.array(alike)
+        assert (
+            all_reduce_seconds(problem, ring, sizes).tolist() == ring_seconds(problem, ring, sizes).tolist()
+        )
 
 
 def test_inference_reduces_nothing():

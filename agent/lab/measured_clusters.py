@@ -9,7 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from envs.pipeline.replicas import on_groups, pipelined_of
 
 from agent.lab.pivot import (
     ExperimentError,
@@ -29,6 +28,7 @@ from envs.cluster.host import EAGER, with_host
 from envs.cluster.presets import get_cluster
 from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.replicas import on_groups, pipelined_of
 from envs.pipeline.simulate import PipelineTime
 from envs.pipeline.stages import Stages
 from envs.problem import Problem

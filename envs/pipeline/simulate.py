@@ -25,7 +25,7 @@ from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import STUCK, run_pipeline
-from envs.pipeline.tied import Split, Tie, copies_of, split, ties_of
+from envs.pipeline.tied import CopiedGraph, Tie, copies_of, split, ties_of
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
@@ -123,7 +123,7 @@ class PipelinedProblem:
         return ties_of(self.problem.graph) if self.pipeline.microbatches > 1 else ()
 
     @cached_property
-    def _splits(self) -> dict[bytes, tuple[PipelinedProblem, Split | None]]:
+    def _splits(self) -> dict[bytes, tuple[PipelinedProblem, CopiedGraph | None]]:
         return {}
 
     def with_copies(self, stages: Stages) -> tuple[PipelinedProblem, Stages]:

@@ -46,7 +46,7 @@ class Copies(NamedTuple):
     sums: tuple[int, ...]  # op that makes the sum of the gradients of each device
 
 
-class Split(NamedTuple):
+class CopiedGraph(NamedTuple):
     """A graph with copies under a placement."""
 
     graph: OpGraph
@@ -121,7 +121,7 @@ def copies_of(graph: OpGraph, tie: Tie, device_of: IntArray) -> Copies | None:
     return Copies(devices, ops, tuple(sums[device] for device in devices))
 
 
-def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Split:
+def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> CopiedGraph:
     """Adds the copies of ties to a graph, each behind its original.
 
     Args:
@@ -162,7 +162,7 @@ def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Split:
         consumers=Csr.from_pairs(*rows, len(tensor)),
     )
     copies = tuple(first[list(tie.ops)][:, None] + np.arange(len(tie.devices)) for tie in ties)
-    return Split(graph, original, copies, tuple(tie.devices for tie in ties))
+    return CopiedGraph(graph, original, copies, tuple(tie.devices for tie in ties))
 
 
 def _numbered(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -132,10 +134,13 @@ class PublishedRuns:
 @cache
 def _captured(kind: str, *sizes: object) -> OpGraph:
     """Captures a step once."""
-    from agent.lab import published_models
-
-    graph: OpGraph = getattr(published_models, kind)(*sizes)
+    graph: OpGraph = getattr(_models(), kind)(*sizes)
     return graph
+
+
+def _models() -> Any:
+    """Returns `agent.lab.published_models`, which loads torch."""
+    return import_module("agent.lab.published_models")
 
 
 def simulated(
@@ -166,14 +171,13 @@ def simulated(
 
 def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
     """Predicts a configuration of nanotron's sweep; with replicas, torch's DDP keeps buckets like weights."""
-    from agent.lab.published_models import LENGTH, MODELS, rank_of_layers
-
+    models = _models()
     dp, pp, mbs, count = run["dp"], run["pp"], run["mbs"], run["grad_acc"]
-    sizes = MODELS[run["model"]]
+    sizes = models.MODELS[run["model"]]
     graph = _captured("nanotron", sizes._replace(tied=sizes.tied and pp == 1), mbs)
     cluster = get_cluster(f"{run['nodes']}x8xh100-sxm5" if run["nodes"] > 1 else "8xh100-sxm5")
     pipeline = Pipeline("1f1b", dp * count, replicas=dp, shard_optimizer=dp > 1 and run["zero"] == 1)
-    time, stages = simulated(graph, cluster, pipeline, rank_of_layers(sizes, pp))
+    time, stages = simulated(graph, cluster, pipeline, models.rank_of_layers(sizes, pp))
     is_weight = np.array([kind == "parameter" for kind in graph.op_types])
     kept = np.bincount(stages.device_of[is_weight], graph.resident_bytes[is_weight], cluster.n_devices)
     peak_bytes = time.peak_bytes + WEIGHT_SHARE * kept * (dp > 1)
@@ -181,7 +185,7 @@ def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
     return PublishedRow(
         *("nanotron", run["model"], run["nodes"], dp, pp, run["zero"], mbs, count),
         use="failed" if failed else "broken" if is_broken(run, ran) else "used",
-        measured_s=0.0 if failed else dp * mbs * count * LENGTH / run["tokens_s"],
+        measured_s=0.0 if failed else dp * mbs * count * models.LENGTH / run["tokens_s"],
         predicted_s=time.total_s,
         measured_gib=run["gpu_memory_gb"] or 0.0,
         predicted_gib=float(peak_bytes[0]) / GIB,

@@ -199,7 +199,7 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
         at = 0
     if tables.arrival_s[slot, at] == UNSET:
         ready_s = tables.ready_s[programs.row_of[programs.slot_wire[slot]], at]
-        if ready_s == UNSET:
+        if ready_s == UNSET or len(programs.first_slot):  # or its sender has yet to queue it
             return False
         source = programs.source[slot]
         if p.detailed is not None:

@@ -172,14 +172,17 @@ class _Plain:
         """Queues the copies of what an instance makes behind all others of its device, on an egress bus."""
         if self.problem.cluster.sharing != "egress":
             return
-        made_s = self.made_s(made)
-        assert made_s is not None
         number = int(str(made[1]))
         for tensor in [number] if made[0] == "add" else self.graph.outputs.row(number).tolist():
-            instances = [(op, ("op", op, made[2])) for op in self.readers[tensor]]
-            reads = {self.device[op] for op, reader in instances if self.instance(tensor, reader) == made}
-            for target in sorted(reads - {self.home(tensor)}):
-                self.copy(made, tensor, self.home(tensor), target, made_s)
+            self.send_copies(made, tensor)
+
+    def send_copies(self, made: Instance, tensor: int) -> None:
+        made_s = self.made_s(made)
+        assert made_s is not None
+        instances = [(op, ("op", op, made[2])) for op in self.readers[tensor]]
+        reads = {self.device[op] for op, reader in instances if self.instance(tensor, reader) == made}
+        for target in sorted(reads - {self.home(tensor)}):
+            self.copy(made, tensor, self.home(tensor), target, made_s)
 
     def find_held(self) -> None:
         """Holdings: from an op's start or a copy's arrival to the last use or the end of the last copy."""

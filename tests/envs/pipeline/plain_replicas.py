@@ -33,13 +33,35 @@ class PlainReplicas:
 
 
 class _Held(_Plain):
-    """A replica whose updates wait for sums of gradients, and for a time of each device."""
+    """A replica whose updates wait for sums of gradients, and for a time of each device.
+
+    On an egress bus, copies of these sums stand behind those of all actions.
+    """
 
     def __init__(self, problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
         super().__init__(problem, pipeline, stages)
         self.sum_s: dict[int, float] = {}
         self.begin_s: dict[int, float] = {}
         self.waits_s = 0.0
+
+    def sequences(self) -> dict[int, list[Instance]]:
+        found = super().sequences()
+        for own in found.values():
+            n_before = sum(name[0] != "op" or self.phase[int(str(name[1]))] != "optimizer" for name in own)
+            own.insert(n_before, ("queue", 0, 0))
+        return found
+
+    def send_copies(self, made: Instance, tensor: int) -> None:
+        if not self.is_gradient(tensor) or int(str(made[2])) < self.count - 1:
+            super().send_copies(made, tensor)
+
+    def queue_sums(self, device: int) -> None:
+        last = self.count - 1
+        for tensor in range(self.graph.n_tensors if self.problem.cluster.sharing == "egress" else 0):
+            if self.is_gradient(tensor) and self.home(tensor) == device:
+                made = ("add", tensor, last) if last else ("op", _maker(self, tensor), 0)
+                self.waits_s = self.sum_s.get(tensor, 0.0)
+                super().send_copies(made, tensor)
 
     def instance(self, tensor: int, reader: Instance) -> Instance:
         is_update = self.phase[int(str(reader[1]))] == "optimizer"
@@ -51,6 +73,9 @@ class _Held(_Plain):
         return made if made is None else max(made, self.waits_s)
 
     def try_run(self, device: int, instance: Instance) -> bool:
+        if instance[0] == "queue":
+            self.queue_sums(device)
+            return True
         if instance[0] == "op" and self.phase[int(str(instance[1]))] == "optimizer":
             self.free[device] = max(self.free[device], self.begin_s.get(device, 0.0))
         return super().try_run(device, instance)

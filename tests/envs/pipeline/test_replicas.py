@@ -43,7 +43,7 @@ def random_case(rng, n_replicas, size, *, are_equal, slowdown=1.0):
     return Problem(graph, cluster), tuple(map(tuple, groups.tolist()))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     schedule=st.sampled_from(SCHEDULES),
@@ -51,17 +51,25 @@ def random_case(rng, n_replicas, size, *, are_equal, slowdown=1.0):
     are_equal=st.booleans(),
     shard=st.booleans(),
     slowdown=st.sampled_from([1.0, 1.5]),
+    ties=st.booleans(),
 )
-def test_replicas_are_those_of_the_plain_simulation(seed, schedule, shape, are_equal, shard, slowdown):
+def test_replicas_are_those_of_the_plain_simulation(seed, schedule, shape, are_equal, shard, slowdown, ties):
     rng, (n_replicas, size) = np.random.default_rng(seed), shape
     problem, groups = random_case(rng, n_replicas, size, are_equal=are_equal, slowdown=slowdown)
+    if ties:
+        modules = tuple(f"layer{name[1:]}" for name in problem.graph.op_names)
+        problem = replace(problem, graph=replace(problem.graph, modules=modules))
     count = n_replicas * size * int(rng.integers(1, 3))
     pipeline = Pipeline(schedule, count, replicas=n_replicas, shard_optimizer=shard)
-    whole = sharded(problem, n_replicas) if shard else problem
-    parts = [part_of(whole, group) for group in groups]
-    local = random_stages(rng, parts[0], size, pipeline.stages_per_device)
+    local = random_stages(rng, part_of(problem, groups[0]), size, pipeline.stages_per_device)
     if rng.random() < 0.5 or size == 1:
         local = replace(local, recomputed=(0,))
+    replicated, stages = pipelined_of(problem, pipeline).with_copies(on_groups(local, groups))
+    position = np.argsort([*groups[0], *np.setdiff1d(np.arange(problem.n_devices), groups[0])])
+    local = replace(stages, device_of=position[stages.device_of], devices=position[stages.devices], groups=())
+    problem = replicated.problem
+    whole = sharded(problem, n_replicas) if shard else problem
+    parts = [part_of(whole, group) for group in groups]
     shares = shares_of(problem, groups, count)
     own = [replace(pipeline, microbatches=share, replicas=1) for share in shares]
     try:
@@ -73,7 +81,6 @@ def test_replicas_are_those_of_the_plain_simulation(seed, schedule, shape, are_e
     assert found.total_s == pytest.approx(plain.total_s, rel=1e-9)
     flat = np.array(groups).ravel()
     np.testing.assert_allclose(found.peak_bytes[flat], plain.peak_bytes(local), rtol=1e-9)
-    replicated, stages = pipelined_of(problem, pipeline), on_groups(local, groups)
     held = replicated.memory(stages, 20).max(axis=1)
     np.testing.assert_allclose(held[flat], plain.peak_bytes(local), rtol=1e-9)
     limits = np.where(np.arange(problem.n_devices) % 2, 0.7, 1.1) * found.peak_bytes + 1.0

@@ -174,7 +174,7 @@ def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
     models = _models()
     dp, pp, mbs, count = run["dp"], run["pp"], run["mbs"], run["grad_acc"]
     sizes = models.MODELS[run["model"]]
-    graph = _captured("nanotron", sizes._replace(tied=sizes.tied and pp == 1), mbs)
+    graph = _captured("nanotron", sizes, mbs)
     cluster = get_cluster(f"{run['nodes']}x8xh100-sxm5" if run["nodes"] > 1 else "8xh100-sxm5")
     pipeline = Pipeline("1f1b", dp * count, replicas=dp, shard_optimizer=dp > 1 and run["zero"] == 1)
     time, stages = simulated(graph, cluster, pipeline, models.rank_of_layers(sizes, pp))

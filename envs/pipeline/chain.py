@@ -97,12 +97,18 @@ class Chain:
             np.subtract.at(found[direction], high + 1, size)
         return found.cumsum(axis=1)[:, :-1]
 
-    def stages(self, first: IntArray, devices: IntArray, recomputed: tuple[int, ...] = ()) -> Stages:
+    def stages(
+        self,
+        first: IntArray,
+        devices: IntArray,
+        recomputed: tuple[int, ...] = (),
+        groups: tuple[tuple[int, ...], ...] = (),
+    ) -> Stages:
         """Cuts the chain into stages.
 
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
-            devices, recomputed: as of `Stages`.
+            devices, recomputed, groups: as of `Stages`.
         """
         begins = np.zeros(self.n_pieces, dtype=np.int64)
         begins[first[1:]] = 1
@@ -111,8 +117,10 @@ class Chain:
         graph, cluster, device_of = self.problem.graph, self.problem.cluster, devices.take(stage_of)
         if len(graph.unread):
             kept_bytes = np.bincount(device_of, graph.resident_bytes, cluster.n_devices).astype(np.float64)
+            if groups:
+                kept_bytes[np.setdiff1d(np.arange(cluster.n_devices), groups[0])] = np.inf
             device_of = spread_unread(graph, cluster, device_of, kept_bytes)
-        return Stages(device_of, placed, devices, recomputed)
+        return Stages(device_of, placed, devices, recomputed, groups)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

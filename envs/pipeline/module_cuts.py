@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -78,7 +78,7 @@ def cut_at_modules(
     wanted = np.array([np.argmax(stages.stage_of[forward] == stage) for stage in range(1, n_stages)])
     chosen = _nearest(wanted, np.array(allowed, dtype=np.int64)) if n_stages > 1 else []
     first = np.array([0, *(piece[at] for at in chosen)])
-    cut = replace(chain.stages(first, stages.devices, recomputed=stages.recomputed), groups=stages.groups)
+    cut = chain.stages(first, stages.devices, stages.recomputed, stages.groups)
     return ModuleCuts(
         modules=tuple(begins[at] for at in chosen),
         stages=cut,

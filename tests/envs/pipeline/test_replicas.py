@@ -6,18 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.objective import Cuts, PipelineObjective
 from envs.pipeline.groups import groups_for, part_of, sharded, shares_of
+from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.replicas import on_groups, pipelined_of
 from envs.placements.files import placement_from_json, placement_to_json
 from envs.problem import Problem
+from graphs.capture.capture import capture
 from graphs.dataset import load_family
 from graphs.system.errors import InputError
 from tests.envs.pipeline.plain_replicas import plain_replicas
@@ -173,3 +177,20 @@ def test_placements_name_the_groups_of_replicas() -> None:
     ):
         with pytest.raises(InputError, match=message):
             placement_from_json(record | {"groups": named}, "file").resolve(graph, cluster)
+
+
+class Unread(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(4, 4) for _ in range(4)))
+        self.more, self.most = nn.Parameter(torch.ones(99)), nn.Parameter(torch.ones(99))
+
+
+def test_parameters_that_no_op_reads_stay_in_the_first_replica() -> None:
+    graph = capture(Unread(), torch.ones(2, 4), notify=lambda _: None)
+    pipeline = Pipeline("1f1b", 4, replicas=2)
+    objective = PipelineObjective(Problem(graph, get_cluster("4xv100")), pipeline)
+    stages = objective.stages(Cuts((0, 1), (0, 1)))
+    moved = cut_at_modules(objective.pipelined, stages, lambda _: True).stages
+    assert len(graph.unread)
+    assert moved.groups == stages.groups == ((0, 1), (2, 3))
+    assert {*moved.device_of.tolist()} == {*stages.device_of.tolist()} == {0, 1}

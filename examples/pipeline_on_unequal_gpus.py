@@ -1,9 +1,8 @@
 """Plans a pipeline on two unequal GPUs, and trains the stages of one in two processes of this machine.
 
-`CLUSTER` holds what a cluster file does: a 24 GB RTX 3090 and an 8 GB RTX 2080. The model fits on neither. `place`
-cuts it where stages take equally long within their memory; `export` says the cut for `torch.distributed.pipelining`.
-Two processes, as torchrun starts them, place a narrow twin, and train a stage each. It takes 40 seconds, after a
-minute of compiling, and prints the stages, the export, and losses of the pipeline and the module, which are equal.
+`CLUSTER` is what a cluster file holds. The model fits on neither GPU; `place` cuts it into stages that do.
+`export` says the cut for `torch.distributed.pipelining`. Two processes, as torchrun starts them, train a narrow
+twin. It takes 40 seconds, after a minute of compiling, and prints losses that equal those of the module.
 """
 
 import argparse

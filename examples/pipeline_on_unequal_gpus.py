@@ -1,8 +1,8 @@
 """Plans a pipeline on two unequal GPUs, and trains the stages of one in two processes of this machine.
 
 `CLUSTER` is what a cluster file holds. The model fits on neither GPU; `place` cuts it into stages that do.
-`export` says the cut for `torch.distributed.pipelining`. Two processes, as torchrun starts them, train a narrow
-twin. It takes 40 seconds, after a minute of compiling, and prints losses that equal those of the module.
+`export` says the cut for `torch.distributed.pipelining`. Two processes, as of torchrun, train a narrow twin.
+It takes 40 seconds, after a minute of compiling, and prints losses that equal those of the module.
 """
 
 import argparse

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing import forkserver
 
-PRELOADED = ("agent.calibration.this_machine", "envs.runtime.pipeline_runner", "torch.utils.tensorboard")
+PRELOADED = ("agent.calibration.this_machine", "envs.runtime.torch_stages", "torch.utils.tensorboard")
 PRELOADED += ("envs.runtime.backends.cuda.stream_host", "tests.agent.contexts.worker_cases")
 PRELOADED += ("tests.envs.runtime.torch_ranks", "tests.faults.processes", "tests.warm_commands")
 

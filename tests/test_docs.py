@@ -71,9 +71,7 @@ def test_commands_are_accepted(path: Path) -> None:
                 assert parser.parse_args(shlex.split(flags))
 
 
-@pytest.mark.parametrize("name", ["index.md", "how-to/pipelines.md"])
-def test_first_snippets_run(name: str) -> None:
-    snippet = blocks((ROOT / "docs" / name).read_text(encoding="utf-8"), "python")[0]
+def test_the_first_snippet_runs() -> None:
     found: dict[str, object] = {}
-    exec(snippet.replace('devices="torchrun"', 'devices=["cpu", "cpu"]'), found)
+    exec(blocks((ROOT / "docs/index.md").read_text(encoding="utf-8"), "python")[0], found)
     assert found["plan"]

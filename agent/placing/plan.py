@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from envs.runtime.pipeline_runner import PipelineRunner
     from envs.runtime.runner import Devices, StepRunner
     from envs.runtime.torch_stages import TorchStages
     from graphs.capture.captured_step import CapturedStep
@@ -74,7 +73,6 @@ class Plan:
     evaluations: int
     wall_s: float
     captured: CapturedStep | None = None
-    _separate_processes = False
     batch_dim: int = 0
     tried: tuple[str, ...] = ()
     best_steps: Mapping[int | str, PipelineTime] = field(default_factory=dict)
@@ -152,8 +150,7 @@ class Plan:
             options: of the optimizer, such as `lr`; torch's defaults otherwise.
 
         Returns:
-            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes. That of a
-            pipeline is a `PipelineRunner`, whose `step` takes the whole batch or a list of microbatches.
+            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes.
 
         Raises:
             ExecutionError: a graph without module was placed, this machine lacks a device, the module is
@@ -161,6 +158,7 @@ class Plan:
         """
         from envs.runtime.backends import processes, torchrun
         from envs.runtime.device_program import ExecutionError
+        from envs.runtime.runner import StepRunner
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")
@@ -169,14 +167,16 @@ class Plan:
             found = torchrun.TorchrunDevices(timeout_s)
         else:
             names = processes.torch_devices(self.cluster) if devices is None else list(devices)
-            found = processes.DeviceProcesses(names, timeout_s, separate=self._separate_processes)
+            found = processes.DeviceProcesses(names, timeout_s)
         try:
             if found.n_devices != self.cluster.n_devices:
                 raise ExecutionError(
                     f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
                 )
             settings: Any = {"seed": seed, "check_finite": check_finite, "check": check}
-            return self._runner(self.captured, module, found, options=options, **settings)
+            return StepRunner(
+                self.captured, self.placement.device_of, module, found, options=options, **settings
+            )
         except BaseException:
             found.close()
             raise
@@ -256,13 +256,6 @@ class Plan:
     def _hand_over(self, folder: Path) -> None:
         write_handover(folder, self.placer, self._problem, self.placement.device_of, self.step_time)
 
-    def _runner(
-        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
-    ) -> StepRunner:
-        from envs.runtime.runner import StepRunner
-
-        return StepRunner(captured, self.placement.device_of, module, devices, **settings)
-
     def __str__(self) -> str:
         ratio, found = self.ratio_to_single, self.explanation
         given = "" if self.single.fits else ", had it the memory"
@@ -316,7 +309,6 @@ class PipelinePlan(Plan):
 
     objective: PipelineObjective
     step_time: PipelineTime  # type: ignore[assignment]
-    _separate_processes = True
 
     @property
     def pipeline(self) -> Pipeline:
@@ -360,6 +352,17 @@ class PipelinePlan(Plan):
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
         write_trace(path, pipeline_trace(self.objective.pipelined, self.step_time))
 
+    def compile(self, module: nn.Module, **settings: Any) -> NoReturn:
+        """Refuses a pipeline, whose stages run in a script under torchrun.
+
+        Raises:
+            PipelineError: always.
+        """
+        raise PipelineError(
+            "compile runs no pipeline; run plan.pipeline_stages(module) under torchrun, as pipeline.py in "
+            "docs/how-to/pipelines.md does"
+        )
+
     def pipeline_stages(self, module: nn.Module, *, device: str = "cpu") -> TorchStages:
         """Makes the stages of this rank for `torch.distributed.pipelining`, cut where modules begin.
 
@@ -384,13 +387,6 @@ class PipelinePlan(Plan):
 
     def _hand_over(self, folder: Path) -> None:
         write_pipeline_handover(folder, self.placer, self.objective, self.stages, self.step_time)
-
-    def _runner(
-        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
-    ) -> PipelineRunner:
-        from envs.runtime.pipeline_runner import PipelineRunner
-
-        return PipelineRunner(self.pipeline_stages(module), devices, **settings)
 
     def __str__(self) -> str:
         n_others = len(self.best_steps.keys() - {self.pipeline.replicas})

@@ -52,50 +52,7 @@ class OptimizerSettings:
         return [rule.with_options(self.options).make(tensors) for rule, tensors in groups.items()]
 
 
-class DeviceState:
-    """The parameters and buffers of one device, and the optimizers that update them.
-
-    Args:
-        state: each parameter and buffer that lives here, by path; they are changed in place.
-        trained: the parameters that are trained here, by path.
-        optimizer: of these; None leaves them as they are.
-    """
-
-    def __init__(
-        self, state: dict[str, Tensor], trained: Mapping[str, Tensor], optimizer: OptimizerSettings | None
-    ) -> None:
-        self.state, self.trained = state, trained
-        self.optimizers = optimizer.make(trained) if optimizer else []
-
-    def step(self) -> dict[int, Tensor]:
-        """Runs one step; returns the outputs that this device makes, by index."""
-        raise NotImplementedError
-
-    def timed_step(self) -> tuple[dict[int, Tensor], list[tuple[float, float]]]:
-        """Runs one step; also returns start and end of each instruction, where there are some."""
-        return self.step(), []
-
-    def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
-        path_of = {tensor: path for path, tensor in self.trained.items()}
-        return {
-            path_of[tensor]: dict(kept) for each in self.optimizers for tensor, kept in each.state.items()
-        }
-
-    def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Sets what the optimizer keeps of each parameter, by path."""
-        for path, kept in state.items():
-            tensor = self.trained[path]
-            groups = [(each, group) for each in self.optimizers for group in each.param_groups]
-            (optimizer,) = (each for each, group in groups if any(held is tensor for held in group["params"]))
-            optimizer.state[tensor] = {
-                # Optimizers count their steps on the CPU.
-                key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
-                for key, value in kept.items()
-            }
-
-
-class Interpreter(DeviceState):
+class Interpreter:
     """The process-local half of a runner: the state of one device, and its device program.
 
     Args:
@@ -106,6 +63,7 @@ class Interpreter(DeviceState):
         optimizer: of the parameters; None leaves them as they are.
 
     Attributes:
+        trained: parameters that are trained here, by path.
         runnables: each instruction of the device program as a function that changes the values of a step.
     """
 
@@ -120,7 +78,8 @@ class Interpreter(DeviceState):
         optimizer: OptimizerSettings | None,
     ) -> None:
         self.program, self.transport = program, transport
-        super().__init__(dict(state), {path: state[path] for path, _ in program.trained}, optimizer)
+        self.state, self.trained = dict(state), {path: state[path] for path, _ in program.trained}
+        self.optimizers = optimizer.make(self.trained) if optimizer else []
         self._sources = [
             *((slot.index, self.state[path]) for path, slot in program.state),
             *((slot.index, constants[name]) for name, slot in program.constants),
@@ -175,6 +134,25 @@ class Interpreter(DeviceState):
         for optimizer in self.optimizers:
             optimizer.step()
         return outputs
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
+        path_of = {tensor: path for path, tensor in self.trained.items()}
+        return {
+            path_of[tensor]: dict(kept) for each in self.optimizers for tensor, kept in each.state.items()
+        }
+
+    def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sets what the optimizer keeps of each parameter, by path."""
+        for path, kept in state.items():
+            tensor = self.trained[path]
+            groups = [(each, group) for each in self.optimizers for group in each.param_groups]
+            (optimizer,) = (each for each, group in groups if any(held is tensor for held in group["params"]))
+            optimizer.state[tensor] = {
+                # Optimizers count their steps on the CPU.
+                key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
+                for key, value in kept.items()
+            }
 
 
 def _bind(instruction: Instruction, frees: tuple[int, ...], transport: Transport) -> Runnable:

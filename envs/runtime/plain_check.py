@@ -69,9 +69,9 @@ class PlainCheck:
         self._tolerance = max([*precisions, 0.0 if device_of is not None else TF32]) ** 0.5
 
     @staticmethod
-    def can_run(captured: CapturedStep, n_microbatches: int = 1) -> bool:
+    def can_run(captured: CapturedStep) -> bool:
         """Says whether the module is small enough for this processor."""
-        is_slow = captured.graph.flops.sum() * n_microbatches > MOST_FLOPS
+        is_slow = captured.graph.flops.sum() > MOST_FLOPS
         return not is_slow and sum(map(size_bytes, captured.step.state.values())) < MOST_BYTES
 
     @property
@@ -84,15 +84,15 @@ class PlainCheck:
         """Says whether the plain module ran, with the random numbers of the devices."""
         return self._draws.is_same
 
-    def run(self, state: Mapping[str, Tensor], batches: Sequence[Sequence[Tensor]]) -> None:
+    def run(self, state: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> None:
         """Runs the plain step.
 
         Args:
             state: parameters and buffers that it begins with, by path.
-            batches: tensors of the inputs of each microbatch.
+            inputs: their tensors.
         """
         self._n_left -= 1
-        step, self._made = self._captured.step, []
+        step = self._captured.step
         with torch.no_grad():
             for path, tensor in state.items():
                 attrgetter(path)(self._plain).copy_(tensor)
@@ -101,11 +101,9 @@ class PlainCheck:
             with torch.random.fork_rng(devices=()), foreign_draws(), carried, self._draws:
                 for _ in range(N_STEPS - self._n_left):  # these go on from step to step
                     random.random(), np.random.random()  # noqa: NPY002
-                for tensors in batches:
-                    made = step.call(self._plain, [tensor.cpu().clone() for tensor in tensors])
-                    if step.has_loss and made.requires_grad:
-                        (made / len(batches)).backward()
-                    self._made.append(made)
+                self._made = step.call(self._plain, [tensor.cpu().clone() for tensor in inputs])
+                if step.has_loss and self._made.requires_grad:
+                    self._made.backward()
         except Exception as error:  # code of the user's, which may run elsewhere alone
             print_notice(f"steps are not compared with the plain module, which fails: {one_line(error)}")
             self._n_left = 0
@@ -125,9 +123,9 @@ class PlainCheck:
         if not self.is_comparable:
             return ""
         if isinstance(made, Tensor):
-            pairs = [("the loss", made, torch.stack(self._made).mean())]
+            pairs = [("the loss", made, self._made)]
         else:
-            outputs = zip(made, self._made[0], strict=True)
+            outputs = zip(made, self._made, strict=True)
             pairs = [(f"output {index}", *pair) for index, pair in enumerate(outputs)]
         plain = {path: attrgetter(path)(self._plain) for path in state}
         largest = max((float(each.abs().max()) for each in gradients.values() if each.numel()), default=0.0)

@@ -1,16 +1,15 @@
-"""The stages of one rank, which torch's schedules run, and a device's task to run them."""
+"""The stages of one rank, which torch's schedules run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
@@ -20,13 +19,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from envs.runtime.backends.device_process import DeviceHost, HostTask
-from envs.runtime.backends.wire import Packed, unpack, unpack_all
-from envs.runtime.interpreter import DeviceState
-from envs.runtime.torch_split import MODEL, PART, StagePart, with_tensors
-
-HOST = "127.0.0.1"
-"""Address at which the processes of a machine meet."""
+from envs.runtime.torch_split import MODEL, PART, StagePart
 
 SINGLE = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
 SEVERAL = {INTERLEAVED: ScheduleInterleaved1F1B, ZERO_BUBBLE: ScheduleInterleavedZeroBubble}
@@ -187,67 +180,3 @@ def _group(ranks: Sequence[int]) -> dist.ProcessGroup:
 
 def _loss(made: tuple[Tensor], _: Tensor) -> Tensor:
     return made[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTask(HostTask):
-    """The stages of a device, which may have none.
-
-    Attributes:
-        parts: stages whose tensors have no values.
-        values: of these tensors, by name.
-        unused: parameters and buffers that no stage uses, by path.
-        port: of the store in which the ranks meet; None if the processes are a group already.
-    """
-
-    settings: RankSettings
-    parts: Sequence[StagePart] = ()
-    values: dict[str, Packed] = field(default_factory=dict)
-    unused: dict[str, Packed] = field(default_factory=dict)
-    port: int | None = None
-
-    def start(self, host: DeviceHost, inputs: Mapping[int, Tensor]) -> StageWorker:
-        """Joins the other ranks, and makes the stages."""
-        return StageWorker(self, inputs)
-
-
-class StageWorker(DeviceState):
-    """Runs the stages of a device, step by step; stands where an `Interpreter` does for other steps."""
-
-    def __init__(self, task: StageTask, inputs: Mapping[int, Tensor]) -> None:
-        self._inputs, self._count = inputs, task.settings.shares[0]
-        self._stages: RankStages | None = None
-        state, trained = unpack_all(task.unused), dict[str, Tensor]()
-        if task.parts:
-            _join(task, task.parts[0])
-            device = task.parts[0].device
-            parts = with_tensors(task.parts, lambda name, _: unpack(task.values[name]).to(device))
-            self._stages = RankStages(task.settings, parts)
-            state |= {path: tensor.detach() for path, tensor in self._stages.tensors.items()}
-            trained |= {path: each for path, each in self._stages.parameters.items() if each.requires_grad}
-        super().__init__(state, trained, task.optimizer)
-
-    def step(self) -> dict[int, Tensor]:
-        """Runs one step; returns the loss of each microbatch on the device of the last stage."""
-        if self._stages is None:
-            return {}
-        n_inputs = len(self._inputs) // self._count
-        cut = [[self._inputs[m * n_inputs + at] for m in range(self._count)] for at in range(n_inputs)]
-        losses = self._stages.step(cut)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        return {} if losses is None else dict(enumerate(losses))
-
-
-def _join(task: StageTask, first: StagePart) -> None:
-    """Joins the other ranks, if the processes are no group already."""
-    if task.port is None:
-        return
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    store = TCPStore(HOST, task.port, is_master=False)
-    if is_cuda := first.device.type == "cuda":
-        torch.cuda.set_device(first.device)
-    backend = "nccl" if is_cuda else "gloo"
-    n_ranks = len(task.settings.mesh[0])
-    dist.init_process_group(backend, store=store, rank=first.index, world_size=n_ranks)

@@ -56,13 +56,11 @@ class Devices(Protocol):
 
     Attributes:
         names: torch device of each.
-        is_group: whether their processes are a group of torch.distributed, this one among them.
     """
 
     memory: SharedMemory
     n_devices: int
     names: list[str]
-    is_group: bool
 
     @property
     def running(self) -> bool:
@@ -94,9 +92,6 @@ class StepRunner:
                 an option.
     """
 
-    _count = 1
-    """Microbatches in a step."""
-
     def __init__(
         self,
         captured: CapturedStep,
@@ -119,8 +114,8 @@ class StepRunner:
         self._path_of_key = keys_of(captured, module)
         optimizer = OptimizerSettings(captured.updates.rules, dict(options or {}))
         self._stops, self._plain = check == STOP, None
-        if check and PlainCheck.can_run(captured, self._count):
-            drawn = None if self._count > 1 or set(processes.names) != {"cpu"} else device_of
+        if check and PlainCheck.can_run(captured):
+            drawn = device_of if set(processes.names) == {"cpu"} else None
             self._plain = PlainCheck(captured, module, drawn, seed)
         elif self._stops:
             print_notice(
@@ -172,18 +167,13 @@ class StepRunner:
         with self._in_one_thread():
             self.set_inputs(named_inputs or inputs)
             if self._plain:
-                self._plain.run(joined(self._ask("state")), self._batches(named_inputs or inputs))
+                tensors = self.captured.step.flat_inputs(named_inputs or inputs)
+                self._plain.run(joined(self._ask("state")), tensors)
             records = [device[0] for device in self._ask("steps", 1, False)]
             made = self._result(records)
             if self._plain:
                 self._compare(self._plain, made)
             return made
-
-    def _batches(self, inputs: Any) -> list[list[Tensor]]:
-        """Returns the tensors of the inputs of each microbatch."""
-        tensors = self._flat_inputs(inputs)
-        size = len(tensors) // self._count
-        return [tensors[index * size : (index + 1) * size] for index in range(self._count)]
 
     def _compare(self, plain: PlainCheck, made: Tensor | list[Tensor]) -> None:
         off = plain.difference(made, self.gradients(), joined(self._ask("state")))
@@ -222,7 +212,7 @@ class StepRunner:
             ExecutionError: they are others than at the capture.
         """
         try:
-            given = self._flat_inputs(inputs)
+            given = self.captured.step.flat_inputs(inputs)
         except CaptureError as error:
             raise ExecutionError(str(error)) from None
         for tensor in given:
@@ -289,18 +279,15 @@ class StepRunner:
         self.close()
 
     def _lay_out(
-        self, transfers: Sequence[TensorSpec], n_batches: int = 1
+        self, transfers: Sequence[TensorSpec]
     ) -> tuple[list[int], list[tuple[TensorSpec, int]], int]:
         """Lays transfers and inputs out in the memory; returns offsets, places of inputs, and bytes."""
-        specs = [TensorSpec.of(tensor) for tensor in self.captured.step.tensors] * n_batches
+        specs = [TensorSpec.of(tensor) for tensor in self.captured.step.tensors]
         offsets, n_bytes = offsets_of([*transfers, *specs])
         self.processes.memory.grow(n_bytes)
         places = list(zip(specs, offsets[len(transfers) :], strict=True))
         self._inputs = [self.processes.memory.tensor(*place) for place in places]
         return offsets[: len(transfers)], places, n_bytes
-
-    def _flat_inputs(self, inputs: Any) -> list[Tensor]:
-        return self.captured.step.flat_inputs(inputs)
 
     def _ask(self, name: str, *arguments: Any) -> list[Any]:
         return self._ask_all([(name, *arguments)] * self.processes.n_devices)

@@ -6,13 +6,11 @@ further call, and loses tensors that several modules hold.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,13 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.distributed.pipelining import PipelineStage
-from torch.fx.graph_module import _format_import_block, _forward_from_src
-from torch.package.importer import sys_importer
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from envs.pipeline.pipeline import PipelineError
-from envs.runtime.device_program import function_name
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.checkpoints import marked_regions
 from graphs.capture.module_calls import call_of, record_calls
@@ -39,34 +34,6 @@ LOSS = (torch.empty((), device="meta"),)
 ASSIGNING = tuple(getattr(torch.ops.aten, name).default for name in ("detach", "clone", "copy_"))
 PART = f"part.{MODEL}"
 """Beginning of these paths in a stage."""
-
-
-class CodeModule(nn.Module):
-    """A graph module as the code that it runs, for another process, with its calls on a device.
-
-    A graph module traces its code again where it is sent to, and so makes constants of ops without inputs,
-    such as random numbers.
-    """
-
-    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
-        super().__init__()
-        for node in module.graph.nodes:
-            on_device = tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))
-            node.args, node.kwargs = on_device
-        code = module.graph.python_code("self")
-        self._source = _format_import_block(code.globals, sys_importer) + code.src
-        self._parameters.update(module._parameters)
-        self._buffers.update(module._buffers)
-        for name, child in module.named_children():
-            self.add_module(name, CodeModule(child, device) if isinstance(child, fx.GraphModule) else child)
-
-    def forward(self, *arguments: Any) -> Any:
-        """Runs the code."""
-        return self._function(self, *arguments)
-
-    @cached_property
-    def _function(self) -> Callable[..., Any]:
-        return _forward_from_src(self._source, {})
 
 
 class StageModule(nn.Module):
@@ -134,7 +101,6 @@ class StagePart:
     """A stage that no process has yet.
 
     Attributes:
-        ops: names of the operators that it calls.
         receives, returns: tensors on the meta device like those that come from the stage before, and go to
             the next.
     """
@@ -143,7 +109,6 @@ class StagePart:
     index: int
     n_stages: int
     device: torch.device
-    ops: tuple[str, ...]
     receives: tuple[Tensor, ...]
     returns: tuple[Tensor, ...]
 
@@ -163,21 +128,6 @@ class StagePart:
             output_args=self.returns,
             group=group,
         )
-
-
-def with_tensors(parts: Sequence[StagePart], make: Callable[[str, Tensor], Tensor]) -> Sequence[StagePart]:
-    """Copies the parts of a rank with other tensors.
-
-    Args:
-        make: gives a tensor in place of one, from its name and it.
-    """
-    memo: dict[int, Any] = {}
-    for name, tensor in (each for part in parts for each in part.tensors.items()):
-        if id(tensor) not in memo:
-            new = make(name, tensor.detach())
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-    return copy.deepcopy(parts, memo)
 
 
 def _with_dense_gradient(received: Tensor) -> Tensor:
@@ -230,11 +180,8 @@ class SplitStep:
 
     def part(self, index: int, device: torch.device, *, recomputes: bool) -> StagePart:
         """Returns the part of a stage for a device, which may recompute; its parameters are the module's."""
-        graph_module, reads, makes = self._part(index)
-        graphs = (each.graph for each in graph_module.modules() if isinstance(each, fx.GraphModule))
-        targets = (node.target for graph in graphs for node in graph.nodes)
-        ops = dict.fromkeys(function_name(each) for each in targets if isinstance(each, OpOverload))
-        part = CodeModule(graph_module, device)
+        part, reads, makes = self._part(index)
+        _call_on(device, part)
         receives, returns = self._passing(index), self._passing(index + 1)
         module = StageModule(
             part,
@@ -246,7 +193,7 @@ class SplitStep:
             changed=[path for path, _ in part.named_buffers() if path in self._changed],
         )
         examples = tuple(map(_example, receives)), tuple(map(_example, returns)) or LOSS
-        return StagePart(module, index, self._n_stages, device, tuple(ops), *examples)
+        return StagePart(module, index, self._n_stages, device, *examples)
 
     def _part(self, stage: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
         """Makes the part of a stage; returns it, the values that it reads, and those that it makes."""
@@ -268,6 +215,17 @@ class SplitStep:
         stage_of = self._stage_of
         made = (node for node in stage_of if stage_of[node] < index)
         return [node for node in made if any(stage_of.get(user, -1) >= index for user in node.users)]
+
+
+def _call_on(device: torch.device, part: fx.GraphModule) -> None:
+    """Makes the calls of a part on a device, which they may name."""
+    for module in part.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args, node.kwargs = tree_map_only(
+                    torch.device, lambda _: device, (node.args, node.kwargs)
+                )
+            module.recompile()
 
 
 def _example(node: fx.Node) -> Tensor:

@@ -21,7 +21,7 @@ from envs.pipeline.stages import Stages
 from envs.runtime.microbatches import cut_inputs, say_if_no_mean
 from envs.runtime.module_state import keys_of, state_of
 from envs.runtime.rank_stages import RankSettings, RankStages
-from envs.runtime.torch_split import SplitStep, StagePart
+from envs.runtime.torch_split import SplitStep
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.checkpoints import RUN
 from graphs.capture.step import unwrapped
@@ -67,7 +67,7 @@ class TorchStages:
         self.batch_dim, self._device, self._n_steps = batch_dim, torch.device(device), 0
         state_of(captured, self.module)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(self.module))
-        self._n_stages, self.n_ranks = len(self.cuts.stages.devices), len(self.cuts.stages.ranks)
+        self._n_stages, self._n_ranks = len(self.cuts.stages.devices), len(self.cuts.stages.ranks)
         if not captured.step.has_loss:
             raise PipelineError("the module was placed for inference; place it with training=True")
         if stages.recomputed and self.pipeline.splits_backward:
@@ -95,13 +95,13 @@ class TorchStages:
     @property
     def csv(self) -> str:
         """The actions of each rank of the first replica in a row, as torch loads `compute_only` schedules."""
-        return schedule_csv(replace(self.pipeline, microbatches=self.shares[0], replicas=1), self.n_ranks)
+        return schedule_csv(replace(self.pipeline, microbatches=self.shares[0], replicas=1), self._n_ranks)
 
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.
 
         Every rank must call it with the same batch. The first rank compares the loss of the first batch with
-        that of its microbatches, as `PipelineRunner` does, with the values that its own module has.
+        that of its microbatches, with the values that its own module has.
 
         Args:
             inputs: as many microbatches as the plan has in one batch, of the structure of the capture.
@@ -158,32 +158,6 @@ class TorchStages:
         return self._rank.schedule
 
     @cached_property
-    def settings(self) -> RankSettings:
-        """The settings that all ranks share.
-
-        Raises:
-            PipelineError: torch cannot split the module.
-        """
-        names = zip(self._split.inputs, self.captured.step.tensors, strict=True)
-        return RankSettings(
-            schedule=self.pipeline.name,
-            shares=self.shares,
-            mesh=self.mesh,
-            inputs=tuple((name, tensor.dim() > 0) for name, tensor in names),
-            shared=self._split.shared,
-        )
-
-    def parts(self, rank: int, device: str | torch.device) -> list[StagePart]:
-        """Returns the stages of a rank, in order, for its device."""
-        recomputed, device = self.cuts.stages.recomputed, torch.device(device)
-        numbers = range(rank, self._n_stages, self.n_ranks)
-        return [self._split.part(each, device, recomputes=each in recomputed) for each in numbers]
-
-    @cached_property
-    def _split(self) -> SplitStep:
-        return SplitStep(self.captured, self.module, self.cuts.modules)
-
-    @cached_property
     def _rank(self) -> RankStages:
         n_there = dist.get_world_size() if dist.is_initialized() else 0
         if n_there != (n_devices := sum(map(len, self.mesh))):
@@ -192,7 +166,19 @@ class TorchStages:
                 "by torchrun, and call torch.distributed.init_process_group"
             )
         (position,) = (ranks.index(rank) for ranks in self.mesh if (rank := dist.get_rank()) in ranks)
-        return RankStages(self.settings, self.parts(position, self._device))
+        split = SplitStep(self.captured, self.module, self.cuts.modules)
+        recomputed = self.cuts.stages.recomputed
+        names = zip(split.inputs, self.captured.step.tensors, strict=True)
+        settings = RankSettings(
+            schedule=self.pipeline.name,
+            shares=self.shares,
+            mesh=self.mesh,
+            inputs=tuple((name, tensor.dim() > 0) for name, tensor in names),
+            shared=split.shared,
+        )
+        numbers = range(position, self._n_stages, self._n_ranks)
+        parts = [split.part(each, self._device, recomputes=each in recomputed) for each in numbers]
+        return RankStages(settings, parts)
 
 
 def _mesh(stages: Stages) -> tuple[tuple[int, ...], ...]:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
 
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport, Transport
 from envs.runtime.backends.wire import Packed, StepRecord, pack_all, unpack, unpack_all
 from envs.runtime.device_program import DeviceProgram, TensorSpec
-from envs.runtime.interpreter import DeviceState, Interpreter, OptimizerSettings
+from envs.runtime.interpreter import Interpreter, OptimizerSettings
 from envs.runtime.user_ops import import_ops
 from graphs.system.errors import InputError, is_out_of_memory
 
@@ -24,51 +23,26 @@ Command: TypeAlias = tuple[str, *tuple[Any, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostTask:
-    """The task that a device runs from now on.
+class DeviceTask:
+    """The device program that a device runs from now on.
 
     Attributes:
         inputs: how and where each input of the model lies in the shared memory, by index.
         seed: of random numbers.
+        transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
+        state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
+        modules: names of Python modules that may define operators of the device program.
     """
 
     memory_bytes: int
     inputs: Mapping[int, tuple[TensorSpec, int]]
     optimizer: OptimizerSettings | None
     seed: int
-
-    def start(self, host: DeviceHost, inputs: Mapping[int, Tensor]) -> DeviceState:
-        """Makes the runner of its steps."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceTask(HostTask):
-    """The device program of a step.
-
-    Attributes:
-        transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
-        state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
-        modules: names of Python modules that may define operators of the device program.
-    """
-
     program: DeviceProgram
     transfer_offsets: Sequence[int]
     state: dict[str, Packed]
     constants: dict[str, Packed]
     modules: Sequence[str] = ()
-
-    def start(self, host: DeviceHost, inputs: Mapping[int, Tensor]) -> Interpreter:
-        """Makes the interpreter of the device program."""
-        import_ops(self.program.functions, self.modules)
-        return Interpreter(
-            self.program,
-            state=unpack_all(self.state),
-            constants=unpack_all(self.constants),
-            inputs=inputs,
-            transport=host.transport(self),
-            optimizer=self.optimizer,
-        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +74,7 @@ class DeviceHost:
     memory: SharedMemory
     inboxes: Sequence[Inbox]
     barrier: Waits
-    _state: DeviceState | None = None
+    _state: Interpreter | None = None
 
     def __call__(self, commands: Sequence[Command]) -> Answer:
         """Does what the only command says."""
@@ -115,23 +89,27 @@ class DeviceHost:
         return getattr(self, name)(*arguments)
 
     @property
-    def loaded(self) -> DeviceState:
+    def loaded(self) -> Interpreter:
         """The runner of the steps of the present task."""
         assert self._state is not None, "no task was loaded"
         return self._state
 
-    def import_ops(self, functions: Sequence[str], modules: Sequence[str]) -> None:
-        """Imports the operators of the user's that a task names."""
-        import_ops(functions, modules)
-
-    def load(self, task: HostTask) -> None:
+    def load(self, task: DeviceTask) -> None:
         """Loads a task and its state in place of any other."""
         self.pin()
         torch.manual_seed(task.seed)
         self._state = None  # frees the memory of the one before
         self.memory.grow(task.memory_bytes)
         inputs = {index: self.memory.tensor(*place) for index, place in task.inputs.items()}
-        self._state = task.start(self, inputs)
+        import_ops(task.program.functions, task.modules)
+        self._state = Interpreter(
+            task.program,
+            state=unpack_all(task.state),
+            constants=unpack_all(task.constants),
+            inputs=inputs,
+            transport=self.transport(task),
+            optimizer=task.optimizer,
+        )
 
     def pin(self) -> None:
         """Runs this process on its cores alone, with one thread on each."""

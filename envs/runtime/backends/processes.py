@@ -43,28 +43,19 @@ class DeviceProcesses:
     Args:
         devices: torch device of each, `cpu`, `cuda:0`, ...; or how many there are, all `cpu`.
         timeout_s: seconds after which a command has taken too long; None = never.
-        separate: whether each CUDA device gets a process of its own too, as those of torch.distributed have.
 
     Raises:
         ExecutionError: this machine lacks a device, or `timeout_s` is no number above 0.
     """
 
-    is_group = False
-
     def __init__(
-        self,
-        devices: int | Sequence[str],
-        timeout_s: float | None = None,
-        cuda: Cuda | None = None,
-        *,
-        separate: bool = False,
+        self, devices: int | Sequence[str], timeout_s: float | None = None, cuda: Cuda | None = None
     ) -> None:
         check_timeout(timeout_s)
-        self._separate = separate
         self.names = [CPU] * devices if isinstance(devices, int) else list(devices)
         self._cuda = cuda or Cuda()
         self.n_devices = len(self.names)
-        self._members = [(at,) for at in range(self.n_devices)] if separate else members_of(self.names)
+        self._members = members_of(self.names)
         check_devices(self.names, self._cuda.count() if set(self.names) != {CPU} else 0)
         self.memory = SharedMemory(0)
         self._timeout_s = timeout_s
@@ -120,7 +111,7 @@ class DeviceProcesses:
             names = {device: self.names[device] for device in members}
             host = (
                 DeviceHost(cores, self.memory, inboxes, barrier)
-                if self._separate or CPU in names.values()
+                if CPU in names.values()
                 else StreamHost(cores, self.memory, inboxes, barrier, names, self._cuda)
             )
             self._processes.append(WorkerProcess(host, self._timeout_s, inherits=True))

@@ -35,8 +35,6 @@ class TorchrunDevices:
         ExecutionError: torchrun did not start this process.
     """
 
-    is_group = True
-
     def __init__(self, timeout_s: float | None = None) -> None:
         check_timeout(timeout_s)
         self._begun = not dist.is_initialized()

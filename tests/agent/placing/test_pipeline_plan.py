@@ -19,9 +19,10 @@ from agent.evaluation.inputs import read_given
 from agent.placers.base import PLACERS, Budget
 from agent.placing.handover.pipeline import pipeline_advice
 from envs.objective import PipelineObjective
+from envs.pipeline.pipeline import PipelineError
 from envs.problem import Problem
 from graphs.system.numbers import four_digits
-from tests.agent.placing.pipeline_cases import CLUSTER, GRAPH, PIPELINE, Classifier, make
+from tests.agent.placing.pipeline_cases import CLUSTER, GRAPH, PIPELINE, make
 
 
 def make_wide() -> tuple[nn.Module, Tensor]:
@@ -158,61 +159,10 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
     assert found.graph.flops.sum() == place(make()[0], halves, pipeline="gpipe", budget=1).graph.flops.sum()
 
 
-def test_a_plan_of_a_pipeline_runs() -> None:
-    torch.manual_seed(0)
-    module = Classifier()
-    batch = {"features": torch.randn(12, 8), "labels": torch.arange(12) % 8}
-    plan = place(
-        module, batch, cluster=CLUSTER, pipeline="1f1b", split=3, placer="equal-time", optimizer="sgd"
-    )
-    with plan.compile(module, devices=["cpu", "cpu"], lr=0.1) as runner:
-        found = float(runner.step(batch))
-    assert len(set(plan.placement.device_of.tolist())) == 2
-    assert found == pytest.approx(float(module(**batch)["loss"].detach()), rel=1e-5)
-
-
-class Packed(nn.Module):
-    """Sums of the documents that lie side by side in a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
-
-    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        document = torch.bucketize(torch.arange(len(tokens)), offsets[1:], right=True)
-        pooled = torch.zeros(len(offsets) - 1, 4).index_add(0, document, self.layers(tokens))
-        return pooled.square().mean()
-
-
-def test_packed_documents_train_as_in_the_whole_batch() -> None:
-    torch.manual_seed(0)
-    module, batch = Packed(), (torch.randn(12, 4), torch.tensor([0, 2, 6, 7, 12]))
-    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
-    with plan.compile(module, devices=["cpu", "cpu"]) as runner:
-        loss = runner.step(*batch)
-        with pytest.raises(ValueError, match=r"input 1 is torch.int64 \[5\]; 2 microbatches have"):
-            runner.step(batch[0], torch.tensor([0, 2, 7, 8, 12]))
-    torch.testing.assert_close(loss, module(*batch).detach())
-
-
-class Summed(Packed):
-    """Its loss is a sum over the batch."""
-
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        return self.layers(tokens).square().sum()
-
-
-def test_a_loss_that_is_no_mean_over_microbatches_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    module, batch = Summed(), torch.ones(12, 4)
-    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
-    with plan.compile(module, devices=["cpu", "cpu"], lr=0.0) as runner:
-        loss, _ = runner.step(batch), runner.step(batch)
-    whole = module(batch).item()
-    torch.testing.assert_close(loss.item(), whole / 2)
-    line = (
-        f"the mean loss of the microbatches is {loss.item():.5g}, but {whole:.5g} of the whole batch at once"
-    )
-    assert capsys.readouterr().err.count(line) == 1
+@pytest.mark.parametrize("devices", [None, "torchrun"])
+def test_compile_runs_no_pipeline(plan: PipelinePlan, devices: str | None) -> None:
+    with pytest.raises(PipelineError, match=r"^compile runs no pipeline; run plan.pipeline_stages\(mod"):
+        plan.compile(nn.Linear(2, 2), devices=devices, lr=0.1)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def random_devices(graph: OpGraph, n_devices: int, seed: int) -> IntArray:
 def plain_steps(
     module: nn.Module, inputs: Any, count: int, optimizer: str, **options: Any
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """Trains a copy of a module without placing it; a list of inputs are microbatches of each step.
+    """Trains a copy of a module without placing it.
 
     Returns:
         The losses, the gradients of the last step, and the state after it.
@@ -186,34 +186,27 @@ def plain_steps(
     model = copy.deepcopy(module)
     chosen: Any = NAMED[optimizer]
     chosen = chosen(model.parameters(), **options)
-    losses, batches = [], inputs if isinstance(inputs, list) else [inputs]
+    losses = []
     for _ in range(count):
         chosen.zero_grad()
-        found = []
-        for batch in batches:
-            loss, _ = find_loss(model(**batch) if isinstance(batch, dict) else model(*batch))
-            (loss / len(batches)).backward()
-            found.append(loss.detach())
+        loss, _ = find_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+        loss.backward()
         chosen.step()
-        losses.append(float(torch.stack(found).mean()))
+        losses.append(float(loss.detach()))
     gradients = {path: each.grad for path, each in model.named_parameters() if each.grad is not None}
     return losses, gradients, model.state_dict()
 
 
 def assert_trains_as_plain(
-    runner: Any, module: nn.Module, inputs: Any, count: int, given: Any = None, **options: Any
+    runner: Any, module: nn.Module, inputs: Any, count: int, **options: Any
 ) -> list[float]:
     """Asserts that losses, gradients and state of a runner equal those of `plain_steps` by SGD.
-
-    Args:
-        given: inputs of the runner, if they are a whole batch and not `inputs`.
 
     Returns:
         The losses.
     """
     losses, gradients, state = plain_steps(module, inputs, count, "sgd", **options)
-    given = (given if given is not None else inputs,) if isinstance(inputs, list) else inputs
-    assert [float(runner.step(*given)) for _ in range(count)] == pytest.approx(losses, rel=1e-9)
+    assert [float(runner.step(*inputs)) for _ in range(count)] == pytest.approx(losses, rel=1e-9)
     dense = {path: gradient.to_dense() for path, gradient in gradients.items()}
     torch.testing.assert_close(runner.gradients(), dense, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(runner.state_dict(), dict(state), rtol=1e-9, atol=1e-9)

@@ -1,9 +1,10 @@
-"""Stages of models that call a module several times: real steps equal those of the unsplit module."""
+"""Stages of models of all kinds: real steps equal those of the unsplit module."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from agent import place
+from envs.runtime.torch_stages import TorchStages
 from graphs.capture.structures import split_batch
+from tests.envs.runtime.test_user_ops import Net as Scaling
 
 
 class Twice(nn.Module):
@@ -64,6 +67,67 @@ class Words(nn.Module):
         return (again + self.head(x.tanh())).square().mean()
 
 
+class Centred(nn.Module):
+    """Assigns to a buffer that its backward pass reads, and averages over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)
+        self.register_buffer("centre", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.norm(self.layer(x)).tanh() * self.centre
+        self.centre = self.centre * 0.5 + y.detach().mean(0) * 0.5
+        return y
+
+
+class UNet(nn.Module):
+    """Two levels down and up, with skips, and buffers that change with every microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(3 if not at else 4, 4, 3, padding=1) for at in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+        self.middle = nn.Conv2d(4, 4, 3, padding=1)
+        self.up = nn.ModuleList(nn.Conv2d(8, 4, 3, padding=1) for _ in range(2))
+
+    def forward(self, image: Tensor) -> Tensor:
+        skips = []
+        for convolution, norm in zip(self.down, self.norms, strict=True):
+            skips.append(norm(convolution(image)).relu())
+            image = nn.functional.avg_pool2d(skips[-1], 2)
+        image = self.middle(image).relu()
+        for convolution in self.up:
+            image = nn.functional.interpolate(image, scale_factor=2)
+            image = convolution(torch.cat([image, skips.pop()], 1)).relu()
+        return image.square().mean()
+
+
+class Packed(nn.Module):
+    """Sums of the documents that lie side by side in a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(linear() for _ in range(4)))
+
+    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        document = torch.bucketize(torch.arange(len(tokens)), offsets[1:], right=True)
+        pooled = tokens.new_zeros(len(offsets) - 1, 4).index_add(0, document, self.layers(tokens))
+        return pooled.square().mean()
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in an op without inputs, and in dropout before statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(4))
+        self.layers = nn.Sequential(*layers).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x + torch.rand(4, dtype=x.dtype)).square().mean()
+
+
 def albert() -> nn.Module:
     from transformers import AlbertConfig, AlbertForMaskedLM
 
@@ -78,6 +142,15 @@ def in_several_lists() -> nn.Module:
 
 
 WORDS = torch.arange(24).reshape(8, 3) % 9
+X = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+BATCHES: dict[str, Any] = {
+    **dict.fromkeys(("tied head", "weight as the head", "sparse"), WORDS),
+    "albert": {"input_ids": WORDS, "labels": WORDS},
+    "skips": X.tile(1, 48).view(8, 3, 8, 8),
+    "packed": (X, torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8])),
+    "custom op": X.tile(1, 2)[:, :6],
+}
+"""Batches of models that do not take `X`."""
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "twice within a layer": lambda: Chain([Twice(linear()) for _ in range(4)]),
     "twice within what is called twice": lambda: Chain([Twice(Twice(linear())) for _ in range(4)]),
@@ -87,6 +160,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied head": lambda: Words(is_tied=True),
     "weight as the head": lambda: Words(is_tied=False),
     "albert": albert,
+    "assigned buffer": lambda: nn.Sequential(*(Centred() for _ in range(4))),
+    "skips": UNet,
+    "packed": Packed,
+    "sparse": lambda: nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), *(linear() for _ in range(4))),
+    "custom op": Scaling,
     "name of torch's": lambda: nn.Sequential(*(NamedAsTorchDoes() for _ in range(4))),
 }
 
@@ -107,19 +185,23 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def planned(module: nn.Module, batch: Any, n_stages: int) -> Any:
+def stages_of(module: nn.Module, batch: Any, n_stages: int = 2, recomputed: Any = ()) -> TorchStages:
     settings: dict[str, Any] = {"placer": "equal-time", "optimizer": None, "split": 4}
-    return place(module, batch, cluster="4xv100:1", pipeline=f"interleaved-1f1b:{n_stages}", **settings)
+    settings |= {"cluster": "4xv100:1", "pipeline": f"interleaved-1f1b:{n_stages}"}
+    plan = place(module, batch, **settings)
+    stages = replace(plan.stages, recomputed=recomputed)
+    return TorchStages(plan.objective.pipelined, stages, plan.captured, module)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "recomputed"), [*((name, ()) for name in MODELS), ("assigned buffer", (0, 1)), ("skips", (0, 1))]
+)
 @pytest.mark.usefixtures("process_group")
-def test_modules_that_are_called_several_times_get_the_gradients_of_the_whole(name: str) -> None:
+def test_stages_get_the_gradients_of_the_whole(name: str, recomputed: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    module = MODELS[name]().double().eval() if name == "albert" else MODELS[name]().double()
-    batch: Any = WORDS if isinstance(module, Words) else torch.randn(8, 4, dtype=torch.float64)
-    batch = {"input_ids": WORDS, "labels": WORDS} if name == "albert" else batch
-    plain, stages = copy.deepcopy(module), planned(module, batch, 2).pipeline_stages(module)
+    module, batch = MODELS[name]().double(), BATCHES.get(name, X)
+    module.train(name != "albert")
+    plain, stages = copy.deepcopy(module), stages_of(module, batch, recomputed=recomputed)
     assert len(stages.cuts.modules) == 1
     losses = []
     for inputs in split_batch(batch, 4):
@@ -135,6 +217,30 @@ def test_modules_that_are_called_several_times_get_the_gradients_of_the_whole(na
 @pytest.mark.usefixtures("process_group")
 def test_a_buffer_that_several_stages_change_is_one_line() -> None:
     module = Chain([linear() for _ in range(4)], nn.BatchNorm1d(4))
-    stages = planned(module, torch.zeros(8, 4), 3).pipeline_stages(module)
+    stages = stages_of(module, torch.zeros(8, 4), 3)
     with pytest.raises(ValueError, match=r"^buffer 'shared.running_mean' changes, and stages 0 and 1 use it"):
         stages.step(torch.zeros(8, 4))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_random_numbers_are_new_in_each_step_and_those_of_the_first_run_in_a_second_one() -> None:
+    values = []
+    for recomputed in ((), (0, 1)):
+        torch.manual_seed(0)
+        module = Noisy()
+        stages = stages_of(module, X, recomputed=recomputed)
+        torch.manual_seed(1)
+        losses = [stages.step(X) for _ in range(2)]
+        assert (losses[0] != losses[1]).all()
+        values.append([*losses, *(each.grad for each in module.parameters()), *module.buffers()])
+    for one, other in zip(*values, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_hooks_of_gradients_run() -> None:
+    module = nn.Sequential(*(linear() for _ in range(4))).double()
+    module[0][0].weight.register_hook(torch.zeros_like)
+    stages_of(module, X).step(X)
+    assert not module[0][0].weight.grad.any()
+    assert module[0][0].bias.grad.all()

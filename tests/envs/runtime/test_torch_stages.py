@@ -17,6 +17,7 @@ from agent import Pipeline, place
 from envs.pipeline.module_cuts import _beginnings, _nearest
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import phases_of
+from envs.runtime.microbatches import cut_inputs
 from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from tests.agent.contexts.worker_cases import free_port
@@ -85,6 +86,21 @@ def test_a_loss_that_is_no_mean_is_said_in_the_first_step(
         stages.step(torch.ones(8, 4)), stages.step(torch.ones(8, 4))
         assert capsys.readouterr().err.count("of the whole batch at once: it is a sum") == n_lines
     dist.destroy_process_group()
+
+
+def test_a_whole_batch_is_cut_into_microbatches() -> None:
+    step, x = (
+        capture_step(nn.Bilinear(4, 4, 1), (torch.zeros(2, 4), torch.zeros(2, 4))).step,
+        torch.randn(8, 4),
+    )
+    cut, same = cut_inputs(step, (x, x[:2]), 4, 0)  # one of the captured shape is for all
+    assert torch.equal(torch.stack(cut), x.view(4, 2, 4))
+    assert torch.equal(torch.stack(same), x[:2].expand(4, 2, 4))
+    wide = x.view(2, 16)
+    for cut in cut_inputs(step, (wide, wide), 4, 1):
+        assert torch.equal(torch.cat(cut, 1), wide)
+    with pytest.raises(ValueError, match="inputs of another structure"):
+        cut_inputs(step, (x,), 4, 0)
 
 
 class TwiceWhole(nn.Module):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import agent
 from agent.commands.evaluate_flags import COMMAND, NAME, RunFlags, make_parser
 from agent.contexts.engine import RAY, check_ray_is_installed
 from agent.evaluation.comparison.summary import summarise
@@ -22,7 +23,6 @@ from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
 from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
-from agent.placing.fits import MemoryAnswer, fits
 from agent.placing.trial_runner import compile_jobs
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO
@@ -36,6 +36,7 @@ from graphs.system.settings import field_types
 
 if TYPE_CHECKING:
     from agent.evaluation.measured.session import MeasuringSession
+    from agent.placing.fits import MemoryAnswer
 
 MANY_GRAPHS = 1000
 """Number of graphs from which the report takes seconds to write."""
@@ -106,7 +107,7 @@ def _fit(config: EvaluationConfig) -> MemoryAnswer:
         raise EvaluationError(f"{line}, --prompt, --split or --pipeline")
     made, settings = make_model(config.model), config.capture_settings
     count = config.microbatches or 8
-    return fits(*made, cluster=clusters[0], precision=config.precision, microbatches=count, **settings)
+    return agent.fits(*made, cluster=clusters[0], precision=config.precision, microbatches=count, **settings)
 
 
 def _check_before_capture(

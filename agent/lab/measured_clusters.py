@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,8 @@ GPUS, GIB = 8, 2.0**30
 """GPUs of a node; bytes of the unit of memory."""
 WEIGHT_SHARE = 2 / 18
 """Share of the weights in bf16 in what is kept of a parameter, with gradients and three copies in fp32."""
+TIME, MEMORY = ("predicted_s", "measured_s"), ("predicted_gib", "measured_gib")
+"""Columns of predictions and measurements."""
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.(\d+)[./]")
 """Number of the layer in the name of an op."""
 
@@ -86,12 +89,12 @@ def is_broken(run: Row, runs: Rows) -> bool:
     than half of all tokens a second of such a run on fewer nodes: more nodes may gain little, but lose none.
 
     Args:
-        runs: all that ran, with those columns of the sweep.
+        runs: rows of the sweep; those that failed have no rates.
     """
     for other in runs:
         if (other["model"], other["pp"]) == (run["model"], run["pp"]):
             rate = "tokens_s_gpu" if other["nodes"] >= run["nodes"] else "tokens_s"
-            if run[rate] < BROKEN * other[rate]:
+            if run[rate] < BROKEN * (other[rate] or 0.0):
                 return True
     return False
 
@@ -112,30 +115,22 @@ class PublishedRuns:
         Raises:
             ExperimentError: no model has such a name.
         """
+        from agent.lab import published_models as models
+
         sweep, tests, maps = (
             read_table(MEASURED / f"measured_clusters_{name}.csv")
             for name in ("nanotron", "megatron", "accelerate")
         )
-        ran = [run for run in sweep if run["tokens_s"] is not None]
         makers: list[tuple[str, Callable[[], PublishedRow]]] = [
-            *((run["model"], partial(_of_sweep, run, ran)) for run in sweep),
-            *((run["family"], partial(_of_test, run)) for run in tests if run["family"] != "hybrid"),
-            *((run["model"], partial(_of_map, run)) for run in maps if not run["cpu_gb"]),
+            *((run["model"], partial(_of_sweep, models, run, sweep)) for run in sweep),
+            *((run["family"], partial(_of_test, models, run)) for run in tests if run["family"] != "hybrid"),
+            *((run["model"], partial(_of_map, models, run)) for run in maps if not run["cpu_gb"]),
         ]
         chosen = [make for name, make in makers if name in (self.graphs or [name])]
         if not chosen:
             names = ", ".join(dict.fromkeys(name for name, _ in makers))
             raise ExperimentError(f"no model is named '{self.graphs[0]}'; use some of {names}")
         return [asdict(make()) for make in followed(chosen, "steps")]
-
-
-@cache
-def _captured(kind: str, *sizes: object) -> OpGraph:
-    """Captures a step once."""
-    from agent.lab import published_models
-
-    graph: OpGraph = getattr(published_models, kind)(*sizes)
-    return graph
 
 
 def simulated(
@@ -164,24 +159,22 @@ def simulated(
     return pipelined_of(Problem(graph, cluster), pipeline).simulate(stages), stages
 
 
-def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
+def _of_sweep(models: Any, run: Row, sweep: Rows) -> PublishedRow:
     """Predicts a configuration of nanotron's sweep; with replicas, torch's DDP keeps buckets like weights."""
-    from agent.lab.published_models import LENGTH, MODELS, rank_of_layers
-
     dp, pp, mbs, count = run["dp"], run["pp"], run["mbs"], run["grad_acc"]
-    sizes = MODELS[run["model"]]
-    graph = _captured("nanotron", sizes._replace(tied=sizes.tied and pp == 1), mbs)
+    sizes = models.MODELS[run["model"]]
+    graph = models.nanotron(sizes._replace(tied=sizes.tied and pp == 1), mbs)
     cluster = get_cluster(f"{run['nodes']}x8xh100-sxm5" if run["nodes"] > 1 else "8xh100-sxm5")
     pipeline = Pipeline("1f1b", dp * count, replicas=dp, shard_optimizer=dp > 1 and run["zero"] == 1)
-    time, stages = simulated(graph, cluster, pipeline, rank_of_layers(sizes, pp))
-    is_weight = np.array([kind == "parameter" for kind in graph.op_types])
+    time, stages = simulated(graph, cluster, pipeline, models.rank_of_layers(sizes, pp))
+    is_weight = np.array(graph.op_types) == "parameter"
     kept = np.bincount(stages.device_of[is_weight], graph.resident_bytes[is_weight], cluster.n_devices)
     peak_bytes = time.peak_bytes + WEIGHT_SHARE * kept * (dp > 1)
     failed = run["tokens_s"] is None
     return PublishedRow(
         *("nanotron", run["model"], run["nodes"], dp, pp, run["zero"], mbs, count),
-        use="failed" if failed else "broken" if is_broken(run, ran) else "used",
-        measured_s=0.0 if failed else dp * mbs * count * LENGTH / run["tokens_s"],
+        use="failed" if failed else "broken" if is_broken(run, sweep) else "used",
+        measured_s=0.0 if failed else dp * mbs * count * models.LENGTH / run["tokens_s"],
         predicted_s=time.total_s,
         measured_gib=run["gpu_memory_gb"] or 0.0,
         predicted_gib=float(peak_bytes[0]) / GIB,
@@ -189,21 +182,20 @@ def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
     )
 
 
-def _of_test(run: Row) -> PublishedRow:
+def _of_test(models: Any, run: Row) -> PublishedRow:
     """Predicts a test of Megatron, whose last stage says its memory."""
     pp, layers, dp = run["pp"], run["layers"], GPUS // run["pp"]
     parts = layers // pp // (run["vp_layers"] or layers // pp)
     columns = ("family", "hidden", "layers", "heads", "groups", "seq", "mbs")
-    graph = _captured("megatron", *((key, run[key]) for key in columns))
+    graph = models.megatron(*(run[column] for column in columns))
     pipeline = Pipeline(
         f"interleaved-1f1b:{parts}" if parts > 1 else "1f1b",
         run["gbs"] // run["mbs"],
         replicas=dp,
         shard_optimizer=run["dist_opt"] is True,
     )
-    cluster = with_host(get_cluster("8xa100-sxm4"), EAGER)
     ranks = [layer * pp * parts // layers for layer in range(layers)]
-    time, stages = simulated(graph, cluster, pipeline, ranks)
+    time, stages = simulated(graph, with_host(get_cluster("8xa100-sxm4"), EAGER), pipeline, ranks)
     return PublishedRow(
         *("megatron", f"{run['test']}, {run['hardware'].partition('_')[0]}", 1, dp, pp),
         *(int(pipeline.shard_optimizer), run["mbs"], pipeline.microbatches // dp, "used"),
@@ -215,23 +207,21 @@ def _of_test(run: Row) -> PublishedRow:
     )
 
 
-def _of_map(run: Row) -> PublishedRow:
+def _of_map(models: Any, run: Row) -> PublishedRow:
     """Predicts a word that is generated where a device map of accelerate has the weights."""
-    graph = _captured("decoding", run["model"], run["precision"])
-    cluster = with_host(get_cluster("2xtitan-rtx"), EAGER)
+    graph = models.decoding(run["model"], run["precision"])
     held = np.cumsum(graph.resident_bytes)
     is_second = held > held[-1] - 1e9 * run["gpu1_gb"]
-    unit = graph.unit_of
-    step = simulate_problem(
-        Problem(graph, cluster), is_second[np.unique(unit, return_index=True)[1][unit]].astype(np.int64)
-    )
+    first_of_unit = np.unique(graph.unit_of, return_index=True)[1]
+    device_of = is_second[first_of_unit[graph.unit_of]].astype(np.int64)
+    step = simulate_problem(Problem(graph, with_host(get_cluster("2xtitan-rtx"), EAGER)), device_of)
     return PublishedRow(
         *("accelerate", f"{run['model']}, {run['precision']}", 1, 1, 1, 0, 1, 1, "used"),
         measured_s=run["s_per_token"],
         predicted_s=step.total_s,
         measured_gib=run["gpu0_gb"] * 1e9 / GIB,
         predicted_gib=float(step.peak_bytes[0]) / GIB,
-        fits=bool((step.peak_bytes <= cluster.memory_bytes).all()),
+        fits=step.fits,
     )
 
 
@@ -242,14 +232,13 @@ def nodes_of(row: Row) -> str:
 
 def _compared(rows: Rows) -> list[tuple[FloatArray, FloatArray]]:
     """Collects predicted and measured seconds a sequence, where a model has three and more on some nodes."""
-    groups = grouped(rows, lambda row: (row["model"], row["nodes"])).values()
-    pairs = []
-    for group in groups:
+    seconds = []
+    for group in grouped(rows, lambda row: (row["model"], row["nodes"])).values():
         sequences = np.array([row["dp"] * row["mbs"] * row["microbatches"] for row in group])
-        predicted, measured = ([row[column] for row in group] for column in ("predicted_s", "measured_s"))
+        predicted, measured = (np.array([row[column] for row in group]) / sequences for column in TIME)
         if len(group) >= 3:
-            pairs.append((np.array(predicted) / sequences, np.array(measured) / sequences))
-    return pairs
+            seconds.append((predicted, measured))
+    return seconds
 
 
 def rank_correlation(rows: Rows) -> str:
@@ -266,7 +255,6 @@ def chosen_behind(rows: Rows) -> str:
     return f"{np.mean(behind):.1%}, at most {np.max(behind):.1%}" if behind else ""
 
 
-TIME, MEMORY = ("predicted_s", "measured_s"), ("predicted_gib", "measured_gib")
 ERRORS = [
     ("steps", count),
     ("time ratio", mean(*TIME)),

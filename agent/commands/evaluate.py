@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import agent
 from agent.commands.evaluate_flags import COMMAND, NAME, RunFlags, make_parser
 from agent.contexts.engine import RAY, check_ray_is_installed
 from agent.evaluation.comparison.summary import summarise
@@ -98,6 +97,8 @@ def _main(words: Sequence[str]) -> int:
 
 def _fit(config: EvaluationConfig) -> MemoryAnswer:
     """Answers whether training the model of an evaluation fits on its cluster."""
+    from agent.placing.fits import fits
+
     clusters = config.cluster or (DEFAULT_CLUSTER,)
     is_other = config.inference or config.prompt or config.split or config.pipeline
     if config.model is None or len(clusters) > 1 or is_other:
@@ -107,7 +108,7 @@ def _fit(config: EvaluationConfig) -> MemoryAnswer:
         raise EvaluationError(f"{line}, --prompt, --split or --pipeline")
     made, settings = make_model(config.model), config.capture_settings
     count = config.microbatches or 8
-    return agent.fits(*made, cluster=clusters[0], precision=config.precision, microbatches=count, **settings)
+    return fits(*made, cluster=clusters[0], precision=config.precision, microbatches=count, **settings)
 
 
 def _check_before_capture(

@@ -6,24 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent.lab.pivot import (
-    ExperimentError,
-    Key,
-    Pivot,
-    Row,
-    Rows,
-    count,
-    error,
-    grouped,
-    mean,
-    only,
-    read_table,
-)
+from agent.lab import pivot
+from agent.lab.pivot import ExperimentError, Key, Pivot, Row, Rows, grouped, read_table
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import EAGER, with_host
 from envs.cluster.presets import get_cluster
@@ -115,8 +105,7 @@ class PublishedRuns:
         Raises:
             ExperimentError: no model has such a name.
         """
-        from agent.lab import published_models as models
-
+        models = import_module("agent.lab.published_models")  # loads torch
         sweep, tests, maps = (
             read_table(MEASURED / f"measured_clusters_{name}.csv")
             for name in ("nanotron", "megatron", "accelerate")
@@ -256,13 +245,13 @@ def chosen_behind(rows: Rows) -> str:
 
 
 ERRORS = [
-    ("steps", count),
-    ("time ratio", mean(*TIME)),
-    ("median error", error(*TIME, 0.5)),
-    ("90th percentile", error(*TIME, 0.9)),
-    ("memory ratio", mean(*MEMORY)),
-    ("median error", error(*MEMORY, 0.5)),
-    ("90th percentile", error(*MEMORY, 0.9)),
+    ("steps", pivot.count),
+    ("time ratio", pivot.mean(*TIME)),
+    ("median error", pivot.error(*TIME, 0.5)),
+    ("90th percentile", pivot.error(*TIME, 0.9)),
+    ("memory ratio", pivot.mean(*MEMORY)),
+    ("median error", pivot.error(*MEMORY, 0.5)),
+    ("90th percentile", pivot.error(*MEMORY, 0.9)),
     ("Kendall's tau", rank_correlation),
     ("chosen behind the best", chosen_behind),
 ]
@@ -278,12 +267,15 @@ TABLES = [
     _errors({"nodes": nodes_of, "model": "model"}),
     Pivot(
         {"source": "source", "model": "model", "dp": "dp", "pp": "pp"},
-        [(head, mean(head)) for head in (*TIME, *MEMORY)],
+        [(head, pivot.mean(head)) for head in (*TIME, *MEMORY)],
         lambda row: row["source"] != "nanotron",
     ),
     Pivot(
         {"runs": "use"},
-        [("predicted to fit", only(count, fits=True)), ("predicted out of memory", only(count, fits=False))],
+        [
+            ("predicted to fit", pivot.only(pivot.count, fits=True)),
+            ("predicted out of memory", pivot.only(pivot.count, fits=False)),
+        ],
         lambda row: row["source"] == "nanotron",
     ),
     _errors({"model": "model", "nodes": "nodes"}),

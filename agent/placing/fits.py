@@ -42,8 +42,7 @@ class MemoryUse:
     """The memory of the fullest device where a step runs in some way, at its peak.
 
     Attributes:
-        weights_bytes: weights and buffers.
-        state_bytes: states of the optimizer.
+        weights_bytes, state_bytes: weights and buffers, and states of the optimizer.
         activation_bytes: forward results that the backward pass reads, of all microbatches at once.
         temporary_bytes: all other tensors.
         memory_bytes: memory of the device.

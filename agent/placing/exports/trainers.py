@@ -105,9 +105,8 @@ def _ends_are_tied(tree: ModuleTree) -> bool:
     graph = tree.graph
     readers = [[path.rpartition(".")[0] for path in paths] for paths in graph.tied]
     for op in np.flatnonzero(np.array(graph.op_types) == "parameter").tolist():
-        readers.append(
-            [graph.modules[one] for one in graph.successors.row(op) if graph.phases[one] == "forward"]
-        )
+        forward = [reader for reader in graph.successors.row(op) if graph.phases[reader] == "forward"]
+        readers.append([graph.modules[reader] for reader in forward])
     outside = ({path for path in paths if tree.layers.isdisjoint(above(path))} for paths in readers)
     return any(len(paths) > 1 for paths in outside)
 
@@ -179,9 +178,7 @@ def torchtitan_parts(placed: PlacedModules) -> str:
         settings.append(f"data_parallel_replicate_degree={n_replicas // n_shards}")
         settings.append(f"data_parallel_shard_degree={n_shards}")
         if _is_sharded(placed):
-            notes.append(
-                "torchtitan shards weights and gradients with the optimizer's states (FSDP, no ZeRO-1)"
-            )
+            notes.append("torchtitan shards weights and gradients with optimizer states (FSDP, no ZeRO-1)")
     lines = "".join(f"    {setting},\n" for setting in settings)
     head = f"from torchtitan.config import ParallelismConfig\n\n{comments(notes)}"
     return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

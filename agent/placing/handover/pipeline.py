@@ -112,8 +112,8 @@ def pipeline_advice(
     steps = {own: (step.total_s, step.fits)} if n_stages > 1 or own != PIPELINE else {}
     steps |= {name: (each.total_s, each.fits) for name, each in others.items()} | baselines.steps()
     seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
-    simplest = sorted(steps, key=lambda name: "replicas" in name)
-    simplest.sort(key=lambda name: SIMPLEST_FIRST.get(name, len(SIMPLEST_FIRST)))
+    last = len(SIMPLEST_FIRST)
+    simplest = sorted(steps, key=lambda name: (SIMPLEST_FIRST.get(name, last), "replicas" in name))
     best = what_to_use({name: seconds.get(name) for name in simplest})
     if not best:
         return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"

@@ -34,12 +34,9 @@ elements of a sample, since 8-bit optimizers keep smaller parameters in 32 bits.
 
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
-    """A way to update some parameters.
+    """A class of optimizers, its keywords, and settings of the parameters' group, which hold instead.
 
     Attributes:
-        kind: class of the optimizer.
-        defaults: keywords with which it is made.
-        options: settings of the parameters' group, which hold instead.
         sizes: bytes kept of samples by their shape and type, filled at need.
     """
 
@@ -155,14 +152,12 @@ class Updates:
 
     def gradient_bytes(self, tensor: Tensor) -> int:
         """Bytes of a parameter's gradient."""
-        is_cast = self.gradient_dtype is not None and tensor.is_floating_point()
-        return tensor.numel() * self.gradient_dtype.itemsize if is_cast else size_bytes(tensor)  # type: ignore[union-attr]
+        dtype = self.gradient_dtype if tensor.is_floating_point() else None
+        return tensor.numel() * dtype.itemsize if dtype else size_bytes(tensor)
 
     def master_bytes(self, tensor: Tensor) -> int:
         """Bytes of a parameter's master copy; 0 if it has none."""
-        if self.master_dtype is None or not tensor.is_floating_point():
-            return 0
-        item_bytes = self.master_dtype.itemsize
+        item_bytes = self.master_dtype.itemsize if self.master_dtype and tensor.is_floating_point() else 0
         return tensor.numel() * item_bytes if tensor.dtype.itemsize < item_bytes else 0
 
     def state_bytes(self, path: str, tensor: Tensor) -> float:
@@ -193,7 +188,7 @@ def rules_of(optimizer: Any, module: nn.Module) -> dict[str, UpdateRule]:
     """Finds the rule of each parameter by path; a parameter that instances do not hold has none.
 
     Args:
-        optimizer: a name with options, a class, a `functools.partial` of one, or one or several instances.
+        optimizer: as of `capture_step`.
 
     Raises:
         CaptureError: an unknown name, something else, or instances that hold no parameter of the module.
@@ -230,8 +225,9 @@ def _rule_of(optimizer: Any) -> UpdateRule:
             pairs = [option.split("=") for option in text.split(",") if text]
             return UpdateRule(NAMED[name], {key: ast.literal_eval(value) for key, value in pairs})
         except (ValueError, SyntaxError):
-            line = f"optimizer '{optimizer}'; write options as sgd:momentum=0.9,nesterov=True"
-            raise CaptureError(line) from None
+            raise CaptureError(
+                f"optimizer '{optimizer}'; write options as sgd:momentum=0.9,nesterov=True"
+            ) from None
     kind = optimizer.func if isinstance(optimizer, partial) else optimizer
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise CaptureError(

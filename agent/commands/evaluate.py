@@ -22,7 +22,6 @@ from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
 from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
-from agent.placing.fits import MemoryAnswer, fits
 from agent.placing.trial_runner import compile_jobs
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO
@@ -36,6 +35,7 @@ from graphs.system.settings import field_types
 
 if TYPE_CHECKING:
     from agent.evaluation.measured.session import MeasuringSession
+    from agent.placing.fits import MemoryAnswer
 
 MANY_GRAPHS = 1000
 """Number of graphs from which the report takes seconds to write."""
@@ -97,6 +97,8 @@ def _main(words: Sequence[str]) -> int:
 
 def _fit(config: EvaluationConfig) -> MemoryAnswer:
     """Answers whether training the model of an evaluation fits on its cluster."""
+    from agent.placing.fits import fits
+
     clusters = config.cluster or (DEFAULT_CLUSTER,)
     is_other = config.inference or config.prompt or config.split or config.pipeline
     if config.model is None or len(clusters) > 1 or is_other:

@@ -5,26 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent.lab.pivot import (
-    ExperimentError,
-    Key,
-    Pivot,
-    Row,
-    Rows,
-    count,
-    error,
-    grouped,
-    mean,
-    only,
-    read_table,
-)
+from agent.lab import pivot
+from agent.lab.pivot import ExperimentError, Key, Pivot, Row, Rows, grouped, read_table
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import EAGER, with_host
 from envs.cluster.presets import get_cluster
@@ -47,6 +36,8 @@ GPUS, GIB = 8, 2.0**30
 """GPUs of a node; bytes of the unit of memory."""
 WEIGHT_SHARE = 2 / 18
 """Share of the weights in bf16 in what is kept of a parameter, with gradients and three copies in fp32."""
+TIME, MEMORY = ("predicted_s", "measured_s"), ("predicted_gib", "measured_gib")
+"""Columns of predictions and measurements."""
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.(\d+)[./]")
 """Number of the layer in the name of an op."""
 
@@ -88,12 +79,12 @@ def is_broken(run: Row, runs: Rows) -> bool:
     than half of all tokens a second of such a run on fewer nodes: more nodes may gain little, but lose none.
 
     Args:
-        runs: all that ran, with those columns of the sweep.
+        runs: rows of the sweep; those that failed have no rates.
     """
     for other in runs:
         if (other["model"], other["pp"]) == (run["model"], run["pp"]):
             rate = "tokens_s_gpu" if other["nodes"] >= run["nodes"] else "tokens_s"
-            if run[rate] < BROKEN * other[rate]:
+            if run[rate] < BROKEN * (other[rate] or 0.0):
                 return True
     return False
 
@@ -114,33 +105,21 @@ class PublishedRuns:
         Raises:
             ExperimentError: no model has such a name.
         """
+        models = import_module("agent.lab.published_models")  # loads torch
         sweep, tests, maps = (
             read_table(MEASURED / f"measured_clusters_{name}.csv")
             for name in ("nanotron", "megatron", "accelerate")
         )
-        ran = [run for run in sweep if run["tokens_s"] is not None]
         makers: list[tuple[str, Callable[[], PublishedRow]]] = [
-            *((run["model"], partial(_of_sweep, run, ran)) for run in sweep),
-            *((run["family"], partial(_of_test, run)) for run in tests if run["family"] != "hybrid"),
-            *((run["model"], partial(_of_map, run)) for run in maps if not run["cpu_gb"]),
+            *((run["model"], partial(_of_sweep, models, run, sweep)) for run in sweep),
+            *((run["family"], partial(_of_test, models, run)) for run in tests if run["family"] != "hybrid"),
+            *((run["model"], partial(_of_map, models, run)) for run in maps if not run["cpu_gb"]),
         ]
         chosen = [make for name, make in makers if name in (self.graphs or [name])]
         if not chosen:
             names = ", ".join(dict.fromkeys(name for name, _ in makers))
             raise ExperimentError(f"no model is named '{self.graphs[0]}'; use some of {names}")
         return [asdict(make()) for make in followed(chosen, "steps")]
-
-
-@cache
-def _captured(kind: str, *sizes: object) -> OpGraph:
-    """Captures a step once."""
-    graph: OpGraph = getattr(_models(), kind)(*sizes)
-    return graph
-
-
-def _models() -> Any:
-    """Returns `agent.lab.published_models`, which loads torch."""
-    return import_module("agent.lab.published_models")
 
 
 def simulated(
@@ -169,22 +148,21 @@ def simulated(
     return pipelined_of(Problem(graph, cluster), pipeline).simulate(stages), stages
 
 
-def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
+def _of_sweep(models: Any, run: Row, sweep: Rows) -> PublishedRow:
     """Predicts a configuration of nanotron's sweep; with replicas, torch's DDP keeps buckets like weights."""
-    models = _models()
     dp, pp, mbs, count = run["dp"], run["pp"], run["mbs"], run["grad_acc"]
     sizes = models.MODELS[run["model"]]
-    graph = _captured("nanotron", sizes, mbs)
+    graph = models.nanotron(sizes, mbs)
     cluster = get_cluster(f"{run['nodes']}x8xh100-sxm5" if run["nodes"] > 1 else "8xh100-sxm5")
     pipeline = Pipeline("1f1b", dp * count, replicas=dp, shard_optimizer=dp > 1 and run["zero"] == 1)
     time, stages = simulated(graph, cluster, pipeline, models.rank_of_layers(sizes, pp))
-    is_weight = np.array([kind == "parameter" for kind in graph.op_types])
+    is_weight = np.array(graph.op_types) == "parameter"
     kept = np.bincount(stages.device_of[is_weight], graph.resident_bytes[is_weight], cluster.n_devices)
     peak_bytes = time.peak_bytes + WEIGHT_SHARE * kept * (dp > 1)
     failed = run["tokens_s"] is None
     return PublishedRow(
         *("nanotron", run["model"], run["nodes"], dp, pp, run["zero"], mbs, count),
-        use="failed" if failed else "broken" if is_broken(run, ran) else "used",
+        use="failed" if failed else "broken" if is_broken(run, sweep) else "used",
         measured_s=0.0 if failed else dp * mbs * count * models.LENGTH / run["tokens_s"],
         predicted_s=time.total_s,
         measured_gib=run["gpu_memory_gb"] or 0.0,
@@ -193,21 +171,20 @@ def _of_sweep(run: Row, ran: Rows) -> PublishedRow:
     )
 
 
-def _of_test(run: Row) -> PublishedRow:
+def _of_test(models: Any, run: Row) -> PublishedRow:
     """Predicts a test of Megatron, whose last stage says its memory."""
     pp, layers, dp = run["pp"], run["layers"], GPUS // run["pp"]
     parts = layers // pp // (run["vp_layers"] or layers // pp)
     columns = ("family", "hidden", "layers", "heads", "groups", "seq", "mbs")
-    graph = _captured("megatron", *((key, run[key]) for key in columns))
+    graph = models.megatron(*(run[column] for column in columns))
     pipeline = Pipeline(
         f"interleaved-1f1b:{parts}" if parts > 1 else "1f1b",
         run["gbs"] // run["mbs"],
         replicas=dp,
         shard_optimizer=run["dist_opt"] is True,
     )
-    cluster = with_host(get_cluster("8xa100-sxm4"), EAGER)
     ranks = [layer * pp * parts // layers for layer in range(layers)]
-    time, stages = simulated(graph, cluster, pipeline, ranks)
+    time, stages = simulated(graph, with_host(get_cluster("8xa100-sxm4"), EAGER), pipeline, ranks)
     return PublishedRow(
         *("megatron", f"{run['test']}, {run['hardware'].partition('_')[0]}", 1, dp, pp),
         *(int(pipeline.shard_optimizer), run["mbs"], pipeline.microbatches // dp, "used"),
@@ -219,23 +196,21 @@ def _of_test(run: Row) -> PublishedRow:
     )
 
 
-def _of_map(run: Row) -> PublishedRow:
+def _of_map(models: Any, run: Row) -> PublishedRow:
     """Predicts a word that is generated where a device map of accelerate has the weights."""
-    graph = _captured("decoding", run["model"], run["precision"])
-    cluster = with_host(get_cluster("2xtitan-rtx"), EAGER)
+    graph = models.decoding(run["model"], run["precision"])
     held = np.cumsum(graph.resident_bytes)
     is_second = held > held[-1] - 1e9 * run["gpu1_gb"]
-    unit = graph.unit_of
-    step = simulate_problem(
-        Problem(graph, cluster), is_second[np.unique(unit, return_index=True)[1][unit]].astype(np.int64)
-    )
+    first_of_unit = np.unique(graph.unit_of, return_index=True)[1]
+    device_of = is_second[first_of_unit[graph.unit_of]].astype(np.int64)
+    step = simulate_problem(Problem(graph, with_host(get_cluster("2xtitan-rtx"), EAGER)), device_of)
     return PublishedRow(
         *("accelerate", f"{run['model']}, {run['precision']}", 1, 1, 1, 0, 1, 1, "used"),
         measured_s=run["s_per_token"],
         predicted_s=step.total_s,
         measured_gib=run["gpu0_gb"] * 1e9 / GIB,
         predicted_gib=float(step.peak_bytes[0]) / GIB,
-        fits=bool((step.peak_bytes <= cluster.memory_bytes).all()),
+        fits=step.fits,
     )
 
 
@@ -246,14 +221,13 @@ def nodes_of(row: Row) -> str:
 
 def _compared(rows: Rows) -> list[tuple[FloatArray, FloatArray]]:
     """Collects predicted and measured seconds a sequence, where a model has three and more on some nodes."""
-    groups = grouped(rows, lambda row: (row["model"], row["nodes"])).values()
-    pairs = []
-    for group in groups:
+    seconds = []
+    for group in grouped(rows, lambda row: (row["model"], row["nodes"])).values():
         sequences = np.array([row["dp"] * row["mbs"] * row["microbatches"] for row in group])
-        predicted, measured = ([row[column] for row in group] for column in ("predicted_s", "measured_s"))
+        predicted, measured = (np.array([row[column] for row in group]) / sequences for column in TIME)
         if len(group) >= 3:
-            pairs.append((np.array(predicted) / sequences, np.array(measured) / sequences))
-    return pairs
+            seconds.append((predicted, measured))
+    return seconds
 
 
 def rank_correlation(rows: Rows) -> str:
@@ -270,15 +244,14 @@ def chosen_behind(rows: Rows) -> str:
     return f"{np.mean(behind):.1%}, at most {np.max(behind):.1%}" if behind else ""
 
 
-TIME, MEMORY = ("predicted_s", "measured_s"), ("predicted_gib", "measured_gib")
 ERRORS = [
-    ("steps", count),
-    ("time ratio", mean(*TIME)),
-    ("median error", error(*TIME, 0.5)),
-    ("90th percentile", error(*TIME, 0.9)),
-    ("memory ratio", mean(*MEMORY)),
-    ("median error", error(*MEMORY, 0.5)),
-    ("90th percentile", error(*MEMORY, 0.9)),
+    ("steps", pivot.count),
+    ("time ratio", pivot.mean(*TIME)),
+    ("median error", pivot.error(*TIME, 0.5)),
+    ("90th percentile", pivot.error(*TIME, 0.9)),
+    ("memory ratio", pivot.mean(*MEMORY)),
+    ("median error", pivot.error(*MEMORY, 0.5)),
+    ("90th percentile", pivot.error(*MEMORY, 0.9)),
     ("Kendall's tau", rank_correlation),
     ("chosen behind the best", chosen_behind),
 ]
@@ -294,12 +267,15 @@ TABLES = [
     _errors({"nodes": nodes_of, "model": "model"}),
     Pivot(
         {"source": "source", "model": "model", "dp": "dp", "pp": "pp"},
-        [(head, mean(head)) for head in (*TIME, *MEMORY)],
+        [(head, pivot.mean(head)) for head in (*TIME, *MEMORY)],
         lambda row: row["source"] != "nanotron",
     ),
     Pivot(
         {"runs": "use"},
-        [("predicted to fit", only(count, fits=True)), ("predicted out of memory", only(count, fits=False))],
+        [
+            ("predicted to fit", pivot.only(pivot.count, fits=True)),
+            ("predicted out of memory", pivot.only(pivot.count, fits=False)),
+        ],
         lambda row: row["source"] == "nanotron",
     ),
     _errors({"model": "model", "nodes": "nodes"}),

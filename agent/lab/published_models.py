@@ -10,6 +10,7 @@ Source: huggingface/nanotron (Apache-2.0), `models/llama.py`, `models/base.py` a
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ LENGTH, WORDS, HEADS = 4096, 131_072, 32
 """Words of a sequence and of the vocabulary, and heads of the models of nanotron."""
 PROMPT = 32
 """Words before the one that accelerate's models generate; not published."""
+T5_SIZES: dict[str, Any] = {"d_model": 4096, "d_ff": 10_240, "num_layers": 24, "num_heads": 64}
+T5_SIZES |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 
 class Sizes(NamedTuple):
@@ -40,11 +43,10 @@ MODELS = {"1B": Sizes(2048, 16, 8192, True), "8B": Sizes(4096, 32, 14336, False)
 
 
 class CrossEntropy(torch.autograd.Function):
-    """The loss of each word by separate ops in fp32, which keeps the softmax for its backward pass."""
+    """The loss of each word, (n,), by separate ops in fp32, which keeps the softmax for its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, words: Tensor) -> Tensor:
-        """Returns the loss of each word, (n,), of logits, (n, WORDS)."""
         picked, most = logits.gather(1, words[:, None]), logits.amax(-1, keepdim=True)
         softmax = (logits - most).exp_()
         total = softmax.sum(-1, keepdim=True)
@@ -53,14 +55,13 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Returns the gradient of the logits."""
         softmax, words = ctx.saved_tensors
         softmax.scatter_add_(1, words[:, None], torch.full_like(words[:, None], -1, dtype=softmax.dtype))
         return softmax.mul_(gradients[0][:, None]), None
 
 
 class Layer(nn.Module):
-    """A decoder layer of nanotron."""
+    """A decoder layer of nanotron: hidden states, (batch, LENGTH, hidden)."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -71,11 +72,9 @@ class Layer(nn.Module):
         self.down = nn.Linear(sizes.inner, hidden, bias=False)
 
     def forward(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Returns hidden states, (batch, LENGTH, hidden)."""
-
         def rotated(states: Tensor) -> Tensor:
-            one, other = states.chunk(2, -1)
-            return states * cos + torch.cat((-other, one), -1) * sin
+            first, second = states.chunk(2, -1)
+            return states * cos + torch.cat((-second, first), -1) * sin
 
         qkv = self.qkv(self.norms[0](states)).view(*states.shape[:2], 3, HEADS, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).contiguous()
@@ -86,7 +85,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A language model of nanotron with its loss."""
+    """A language model of nanotron with its loss; words and labels are each (batch, LENGTH)."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -99,7 +98,6 @@ class Llama(nn.Module):
             self.register_buffer(name, torch.zeros(LENGTH, sizes.hidden // HEADS))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss of words and labels, each (batch, LENGTH)."""
         states = self.embed(input_ids)
         for layer in self.layers:
             states = layer(states, self.cos, self.sin)
@@ -115,50 +113,50 @@ def _trained(model: nn.Module, batch: int, length: int) -> OpGraph:
     return capture(model, inputs, optimizer="adamw", master_weights="fp32", gradient_dtype="fp32")
 
 
+def _of_transformers(kind: Any, **sizes: Any) -> nn.Module:
+    with torch.device("meta"):
+        return kind(kind.config_class(**sizes))  # type: ignore[no-any-return]
+
+
+@cache
 def nanotron(sizes: Sizes, batch: int) -> OpGraph:
     """Captures the step of a microbatch of nanotron."""
     with torch.device("meta"):
         return _trained(Llama(sizes), batch, LENGTH)
 
 
-def megatron(*columns: tuple[str, Any]) -> OpGraph:
+@cache
+def megatron(
+    family: str, hidden: int, layers: int, heads: int, groups: int, length: int, batch: int
+) -> OpGraph:
     """Captures the step of a microbatch of Megatron; here nothing is tied, and GPT has rotary positions."""
-    row = dict(columns)
     sizes: dict[str, Any] = {
-        "hidden_size": row["hidden"],
-        "num_hidden_layers": row["layers"],
-        "num_attention_heads": row["heads"],
-        "intermediate_size": 4 * row["hidden"],
-        "max_position_embeddings": row["seq"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "max_position_embeddings": length,
         "tie_word_embeddings": False,
         "use_cache": False,
     }
-    with torch.device("meta"):
-        if row["family"] == "bert":
-            sizes |= {"attn_implementation": "eager"}
-            bert = transformers.BertConfig(vocab_size=30_592, **sizes)
-            model: nn.Module = transformers.BertForMaskedLM(bert)
-        else:
-            sizes |= {"num_key_value_heads": row["groups"], "residual_dropout": 0.1}
-            gpt = transformers.Starcoder2Config(vocab_size=131_200, **sizes)
-            model = transformers.Starcoder2ForCausalLM(gpt)
-        return _trained(model, row["mbs"], row["seq"])
+    kind: Any = transformers.BertForMaskedLM
+    if family == "bert":
+        sizes |= {"vocab_size": 30_592, "attn_implementation": "eager"}
+    else:
+        kind = transformers.Starcoder2ForCausalLM
+        sizes |= {"vocab_size": 131_200, "num_key_value_heads": groups, "residual_dropout": 0.1}
+    return _trained(_of_transformers(kind, **sizes), batch, length)
 
 
 def decoding(name: str, precision: str) -> OpGraph:
     """Captures the step of a word after a prompt."""
-    with torch.device("meta"):
-        if name == "t0pp-11b":
-            sizes: dict[str, Any] = {"d_model": 4096, "d_ff": 10_240, "num_layers": 24, "num_heads": 64}
-            sizes |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-            config = transformers.T5Config(**sizes)
-            model: nn.Module = transformers.T5ForConditionalGeneration(config)
-        elif name == "gpt-j-6b":
-            model = transformers.GPTJForCausalLM(transformers.GPTJConfig())
-        else:
-            model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig())
+    kind, sizes = {
+        "t0pp-11b": (transformers.T5ForConditionalGeneration, T5_SIZES),
+        "gpt-j-6b": (transformers.GPTJForCausalLM, {}),
+        "gpt-neox-20b": (transformers.GPTNeoXForCausalLM, {}),
+    }[name]
     words = torch.zeros(1, PROMPT, dtype=torch.long, device="meta")
-    model = model.to(torch.float16 if precision == "fp16" else torch.float32)
+    model = _of_transformers(kind, **sizes).to(torch.float16 if precision == "fp16" else torch.float32)
     return capture_decoding(model, {"input_ids": words}, PROMPT).graph
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.placers.pipeline.equal import cut_by_load
@@ -22,20 +23,18 @@ from envs.pipeline.pipeline import ONE_F_ONE_B, Pipeline, PipelineError
 from envs.problem import Problem
 from envs.simulator.all_reduce import gradients_of
 from envs.simulator.simulate import simulate_problem
+from graphs.capture.capture import capture_step
+from graphs.capture.loss import Loss
+from graphs.capture.structures import batch_size
 from graphs.op_graph import OpGraph
 from graphs.precision import BITS, with_precision
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import print_notice
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from graphs.capture.captured_step import CapturedStep
-    from graphs.capture.loss import Loss
-
 MOST_BATCHES = 2**20
 """Largest batch that is tried."""
-HEADS = ("GB", "weights", "grads", "states", "master", "activ.", "temp.", "total", "fit", "batch")
+HEADS = ["GB", "weights", "grads", "states", "master", "activ.", "temp.", "total", "fit", "batch"]
+"""Columns of the table, the first of ways to run a step."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ class MemoryUse:
     """The memory of the fullest device where a step runs in some way, at its peak.
 
     Attributes:
-        weights_bytes, gradient_bytes, state_bytes, master_bytes: weights and buffers, their gradients, states
-            of the optimizer, and master weights.
+        weights_bytes, state_bytes: weights and buffers, and states of the optimizer.
         activation_bytes: forward results that the backward pass reads, of all microbatches at once.
         temporary_bytes: all other tensors.
         memory_bytes: memory of the device.
@@ -71,6 +69,12 @@ class MemoryUse:
         """Says whether the device has the memory."""
         return self.total_bytes <= self.memory_bytes
 
+    def cells(self) -> list[str]:
+        """Formats a line of the table, with the columns of `HEADS`."""
+        sizes = (f"{size / 1e9:.3g}" for size in (*astuple(self)[1:7], self.total_bytes))
+        batch = "" if self.largest_batch is None else f"{self.largest_batch:,}"
+        return [self.way, *sizes, "yes" if self.fits else "no", batch]
+
 
 @dataclass(frozen=True)
 class MemoryAnswer:
@@ -79,14 +83,9 @@ class MemoryAnswer:
     uses: tuple[MemoryUse, ...]
 
     def __str__(self) -> str:
-        table = Table(*HEADS, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        for use in self.uses:
-            numbers = [f"{size / 1e9:.3g}" for size in (*astuple(use)[1:7], use.total_bytes)]
-            batch = "" if use.largest_batch is None else f"{use.largest_batch:,}"
-            table.add_row(use.way, *numbers, "yes" if use.fits else "no", batch)
-        text = StringIO()
-        Console(file=text, width=80).print(table)
-        rows = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        lines = [HEADS, *(use.cells() for use in self.uses)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rows = "\n".join(" ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
         first, *others = self.uses
         fitting = ", ".join(use.way for use in others if use.fits) or "nothing that was tried"
         answer = "fits" if first.fits else f"does not fit, but with {fitting},"
@@ -98,32 +97,29 @@ class MemoryAnswer:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """A captured step: its graph in a precision, in which `kept_share` of the captured states is kept.
+    """A captured step in a precision.
 
     Attributes:
-        batch: size of the batch; 0 = not known.
-        doubled: graph with the same ops at twice the batch.
-        larger: the step of a larger batch, if larger ones have other ops than this.
+        kept_bytes: states of the optimizer, and master weights, of each op, (2, n_ops).
+        batch: size of the batch.
+        line: two steps with the same ops, from which those of other batches follow; none if not known.
     """
 
-    captured: CapturedStep
     graph: OpGraph
-    kept_share: float
+    kept_bytes: FloatArray
     cluster: Cluster
     microbatches: int
-    batch: int = 0
-    doubled: OpGraph | None = None
-    larger: _Sizes | None = None
+    batch: int
+    line: tuple[_Sizes, ...] = ()
 
     def at(self, batch: int) -> _Sizes:
         """Returns the step of another batch; sizes of tensors are linear in it."""
-        if self.larger and batch != self.batch:
-            return self.larger.at(batch)
-        if self.doubled is None:
+        if batch == self.batch:
             return self
-        change = (batch / self.batch - 1) * (self.doubled.tensor_bytes - self.graph.tensor_bytes)
-        sizes = np.maximum(self.graph.tensor_bytes + change, 0.0)
-        return replace(self, graph=replace(self.graph, tensor_bytes=sizes))
+        one, two = self.line
+        growth = (batch - one.batch) / (two.batch - one.batch)
+        sizes = one.graph.tensor_bytes + growth * (two.graph.tensor_bytes - one.graph.tensor_bytes)
+        return replace(one, graph=replace(one.graph, tensor_bytes=np.maximum(sizes, 0.0)))
 
     def use(
         self, way: str, device_of: IntArray, peak_bytes: FloatArray, alive: IntArray, shards: int = 1
@@ -134,23 +130,19 @@ class _Sizes:
             alive: microbatches whose activations each device holds at once, (n_devices,).
             shards: devices that divide states and master weights.
         """
-        graph, updates, memory = self.graph, self.captured.updates, self.cluster.memory_bytes
-        kept = np.zeros((2, graph.n_ops))
-        for path in updates.rules:
-            tensor = self.captured.step.state[path]
-            sizes = updates.state_bytes(path, tensor), updates.master_bytes(tensor)
-            kept[:, self.captured.op_of_source[path]] = self.kept_share * np.array(sizes)
-        columns = graph.resident_bytes, *kept
+        graph, memory = self.graph, self.cluster.memory_bytes
+        columns = graph.resident_bytes, *self.kept_bytes
         resident, state, master = (np.bincount(device_of, column, len(memory)) for column in columns)
         peak = peak_bytes - (1 - 1 / shards) * (state + master)
         device, made_on = int(np.argmax(peak / memory)), device_of[graph.tensor_producer]
         reduced = gradients_of(graph)
         gradients = graph.tensor_bytes[reduced[made_on[reduced] == device]].sum()
-        saved = Problem(graph, self.cluster).saved_bytes[made_on == device].sum() * alive[device]
         held = peak_bytes[device] - resident[device]
+        saved = Problem(graph, self.cluster).saved_bytes[made_on == device].sum() * alive[device]
+        saved = min(saved, held)
         weights = resident[device] - gradients - state[device] - master[device]
         optimizer = state[device] / shards, master[device] / shards
-        parts = weights, gradients, *optimizer, min(saved, held), held - min(saved, held), memory[device]
+        parts = weights, gradients, *optimizer, saved, held - saved, memory[device]
         return MemoryUse(way, *map(float, parts))  # type: ignore[arg-type]
 
     def alone(self, way: str, shards: int = 1, *, on_all: bool = False) -> MemoryUse:
@@ -174,15 +166,14 @@ class _Sizes:
 
     def largest(self, run: Callable[[_Sizes], MemoryUse]) -> MemoryUse:
         """Runs the step in a way, and finds the largest batch for which that fits by bisection."""
-        if not self.batch:
+        if not self.line:
             return run(self)
-        low, high = 0, 1
-        while high <= MOST_BATCHES and run(self.at(high)).fits:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if run(self.at(middle)).fits else (low, middle)
-        return replace(run(self), largest_batch=low)
+        limit = 1
+        while limit <= MOST_BATCHES and run(self.at(limit)).fits:
+            limit *= 2
+        batches = range(1, limit)
+        largest = bisect_left(batches, True, limit // 2, key=lambda batch: not run(self.at(batch)).fits)
+        return replace(run(self), largest_batch=largest)
 
 
 def fits(
@@ -228,7 +219,8 @@ def fits(
         if batch := uses[0].largest_batch:
             uses.append(sizes.at(batch).alone(f"batch of {batch:,}"))
         if precision is None and "bf16" not in sizes.graph.dtypes:
-            halved = replace(sizes, graph=with_precision(sizes.graph, "bf16"), kept_share=0.5)
+            graph = with_precision(sizes.graph, "bf16")
+            halved = replace(sizes, graph=graph, kept_bytes=0.5 * sizes.kept_bytes)
             uses.append(halved.alone("all in bf16"))
     return MemoryAnswer(tuple(uses))
 
@@ -236,13 +228,8 @@ def fits(
 def _sizes(
     module: nn.Module, inputs: Any, cluster: Cluster, precision: str | None, settings: Any, microbatches: int
 ) -> _Sizes:
-    """Captures a module on its inputs, and on twice the batch, if that is possible."""
-    import torch
-    from torch.utils._pytree import tree_map
-
-    from graphs.capture import capture, structures
-
-    batch = structures.batch_size(inputs)
+    """Captures a module on its inputs, and on larger batches until two have the same ops."""
+    batch, share = batch_size(inputs), 0.5 if precision in ("bf16", *BITS) else 1.0
 
     def captured_at(factor: int) -> _Sizes:
         def repeated(leaf: Any) -> Any:
@@ -251,20 +238,23 @@ def _sizes(
 
         settings["notify"] = print_notice if factor == 1 else lambda _: None
         more = tree_map(repeated, inputs)
-        captured = capture.capture_step(module, more, gpu=gpus_of([cluster], precision), **settings)
+        captured = capture_step(module, more, gpu=gpus_of([cluster], precision), **settings)
         graph = with_precision(captured.graph, precision) if precision else captured.graph
-        share = 0.5 if precision in ("bf16", *BITS) else 1.0
-        return _Sizes(captured, graph, share, cluster, microbatches, factor * batch)
+        kept, updates = np.zeros((2, graph.n_ops)), captured.updates
+        for path in updates.rules:
+            tensor = captured.step.state[path]
+            sizes = updates.state_bytes(path, tensor), updates.master_bytes(tensor)
+            kept[:, captured.op_of_source[path]] = share * np.array(sizes)
+        return _Sizes(graph, kept, cluster, microbatches, factor * batch)
 
-    sizes = captured_at(1)
+    steps = [captured_at(1)]
     try:
-        one, two = sizes, captured_at(2)
-        if one.graph.op_types != two.graph.op_types:
-            one, two = two, captured_at(4)
-        if one.graph.op_types == two.graph.op_types:
-            line = replace(one, doubled=two.graph)
-            return line if one is sizes else replace(sizes, larger=line)
-        print_notice("the largest batch is not known, as each batch has other ops")
+        for factor in (2, 4):
+            steps.append(captured_at(factor))
+            if steps[-2].graph.op_types == steps[-1].graph.op_types:
+                return replace(steps[0], line=tuple(steps[-2:]))
+        reason = "each batch has other ops"
     except ValueError as error:
-        print_notice(f"the largest batch is not known, as a larger one cannot be captured: {error}")
-    return replace(sizes, batch=0)
+        reason = f"a larger one cannot be captured: {error}"
+    print_notice(f"the largest batch is not known, as {reason}")
+    return steps[0]

@@ -27,16 +27,9 @@ from envs.cluster.host import EAGER_ISSUE_S
 from envs.cluster.kinds import KINDS, Link, measured_links
 
 GRAMMAR = "NxKIND, NODESxNxKIND@RATEg or NxKIND+NxKIND"
-SHORT = {
-    "p100-pcie": "p100-pcie-16gb",
-    "v100-pcie": "v100-pcie-16gb",
-    "v100-sxm2": "v100-sxm2-16gb",
-    "a100-pcie": "a100-pcie-40gb",
-    "a100-sxm4": "a100-sxm4-80gb",
-    "h100-pcie": "h100-pcie-80gb",
-    "h100-sxm5": "h100-sxm5-80gb",
-}
-"""Kinds by their short names; those of several sizes mean what the presets of these names do."""
+SHORT = {kind.rpartition("-")[0]: kind for kind in reversed(KINDS) if kind.endswith("gb")}
+SHORT["a100-sxm4"] = "a100-sxm4-80gb"
+"""Kinds by their names without memory: the least of several sizes, but of A100-SXM4, as presets mean it."""
 NAMES = tuple({kind: short for short, kind in SHORT.items()}.get(kind, kind) for kind in KINDS)
 """One name of each kind, the short one if it has one."""
 MEASURED_SIZES = (2, 4, 8)
@@ -74,8 +67,8 @@ class Box:
         links = measured_links()
         size = next((size for size in MEASURED_SIZES if n_devices <= size), MEASURED_SIZES[-1])
         link = links.get(f"{self.link}-{size}") or links[self.link]
-        n_others = max(n_devices - 1, 1)
-        return link.scaled(min(self.nvlinks / n_others / MEASURED_NVLINKS, 1.0)) if self.nvlinks else link
+        nvlinks = self.nvlinks / max(n_devices - 1, 1)
+        return link.scaled(min(nvlinks / MEASURED_NVLINKS, 1.0)) if nvlinks else link
 
 
 SWITCH = "NVSwitch, measured by aiconfigurator"
@@ -111,10 +104,7 @@ def kind_named(name: str) -> str:
 
 
 def named_cluster(name: str, presets: Iterable[str] = ()) -> Cluster:
-    """Builds the cluster that a name says: numbers of nodes and of devices in each, kinds, and the network.
-
-    Args:
-        presets: other names, for the message of an error.
+    """Builds the cluster that a name says; the message of an error has the names of `presets` too.
 
     Raises:
         ClusterError: the name does not follow the grammar, names no kind, or says too many devices.
@@ -169,14 +159,7 @@ def _built(name: str, kinds: Sequence[str], n_nodes: int, gbps: int) -> Cluster:
 
 
 def linked(name: str, kinds: Sequence[str], link: Link, *, sharing: str = "egress") -> Cluster:
-    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal links.
-
-    Its host issues ops as eager PyTorch does.
-
-    Args:
-        kinds: names of `KINDS`.
-        sharing: as of `Cluster`.
-    """
+    """Builds a cluster of kinds with equal links, whose host issues ops as eager PyTorch does."""
     shape = (len(kinds), len(kinds))
     return Cluster(
         name,

@@ -72,8 +72,6 @@ TORCH_SCHEDULES = {
     ZERO_BUBBLE: "InterleavedZeroBubble",
 }
 """Names of the schedules in `torch.distributed.pipelining.schedules.get_schedule_class`."""
-WAYS = "replicate", "shard"
-"""Data parallelism of torchtitan: of whole weights, or of shards of them."""
 
 
 @export("megatron", ending=".megatron.txt", has_replicas=True)
@@ -95,9 +93,7 @@ def megatron_layout(placed: PlacedModules) -> str:
     in_runs = len(placed.replicas) > 1 and sorted(sum(placed.replicas, ())) == [*sum(placed.replicas, ())]
     flags = [f"--pipeline-model-parallel-size {n_devices}"]
     flags += ["--use-tp-pp-dp-mapping"] * in_runs
-    flags += ["--use-distributed-optimizer"] * (
-        placed.pipeline is not None and placed.pipeline.shard_optimizer
-    )
+    flags += ["--use-distributed-optimizer"] * _is_sharded(placed)
     flags += ["--untie-embeddings-and-output-weights"] * (not is_tied)
     batch = "--global-batch-size is {all} times --micro-batch-size"
     notes = [*placed.notes, *placed.batch_notes("Megatron-LM", batch, by_stage=not in_runs)]
@@ -109,11 +105,14 @@ def _ends_are_tied(tree: ModuleTree) -> bool:
     graph = tree.graph
     readers = [[path.rpartition(".")[0] for path in paths] for paths in graph.tied]
     for op in np.flatnonzero(np.array(graph.op_types) == "parameter").tolist():
-        readers.append(
-            [graph.modules[one] for one in graph.successors.row(op) if graph.phases[one] == "forward"]
-        )
+        forward = [reader for reader in graph.successors.row(op) if graph.phases[reader] == "forward"]
+        readers.append([graph.modules[reader] for reader in forward])
     outside = ({path for path in paths if tree.layers.isdisjoint(above(path))} for paths in readers)
     return any(len(paths) > 1 for paths in outside)
+
+
+def _is_sharded(placed: PlacedModules) -> bool:
+    return placed.pipeline is not None and placed.pipeline.shard_optimizer
 
 
 def _repeated(letter: str, count: int) -> str:
@@ -133,7 +132,7 @@ def deepspeed_parts(placed: PlacedModules) -> str:
     bounds = list(accumulate((len(run) for _, run in parts), initial=0))
     named = ", ".join(path for _, run in parts for path in run)
     notes = [*placed.notes, *placed.batch_notes("DeepSpeed", "gradient_accumulation_steps is {share}")]
-    if placed.pipeline is not None and placed.pipeline.shard_optimizer:
+    if _is_sharded(placed):
         notes.append('"zero_optimization": {"stage": 1} divides the states of the optimizer')
     return f"""from deepspeed.pipe import PipelineModule
 
@@ -174,15 +173,12 @@ def torchtitan_parts(placed: PlacedModules) -> str:
         settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
     batch = "local_batch_size is {share} times pipeline_parallel_microbatch_size"
     notes = [*placed.notes, *placed.batch_notes("torchtitan", batch)]
-    if placed.pipeline is not None and len(placed.replicas) > 1:
-        degrees = (1, len(placed.replicas)) if placed.pipeline.shard_optimizer else (len(placed.replicas), 1)
-        settings += [
-            f"data_parallel_{way}_degree={degree}" for way, degree in zip(WAYS, degrees, strict=True)
-        ]
-        if placed.pipeline.shard_optimizer:
-            notes.append(
-                "torchtitan shards weights and gradients with the optimizer's states (FSDP, no ZeRO-1)"
-            )
+    if (n_replicas := len(placed.replicas)) > 1:
+        n_shards = n_replicas if _is_sharded(placed) else 1
+        settings.append(f"data_parallel_replicate_degree={n_replicas // n_shards}")
+        settings.append(f"data_parallel_shard_degree={n_shards}")
+        if _is_sharded(placed):
+            notes.append("torchtitan shards weights and gradients with optimizer states (FSDP, no ZeRO-1)")
     lines = "".join(f"    {setting},\n" for setting in settings)
     head = f"from torchtitan.config import ParallelismConfig\n\n{comments(notes)}"
     return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

@@ -13,7 +13,7 @@ import numpy as np
 from agent.placing.handover.explain import as_graph, host_line, host_lines, what_to_use
 from agent.placing.handover.module_devices import around
 from agent.placing.handover.trace import pipeline_trace, write_trace
-from envs.objective import PipelineBaselines, PipelineObjective
+from envs.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
 from envs.pipeline.groups import sharded
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
@@ -71,15 +71,13 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
     for op in np.flatnonzero(~original).tolist():
         readers = with_copies.stage_of[held.successors.row(op)]
         copied_bytes[readers.max(initial=0)] += held.resident_bytes[op]
-    position = {device: at for at, device in enumerate((stages.groups or [range(problem.n_devices)])[0])}
-    placed = [(stage, position[device]) for stage, device in enumerate(stages.devices.tolist())]
-    for group, (stage, at) in product(stages.groups or [range(problem.n_devices)], placed):
-        device = group[at]
+    piece, rank_of = pipelined.chain.piece_of, {device: at for at, device in enumerate(stages.ranks.tolist())}
+    for ranks, (stage, first_device) in product(stages.replicas, enumerate(stages.devices.tolist())):
+        device = ranks[rank_of[first_device]]
         ops = np.flatnonzero(stages.stage_of == stage)
         forward, backward = ops[phase[ops] == 0], ops[phase[ops] == 1]
-        piece = pipelined.chain.piece_of
         pieces = np.unique(piece[forward])
-        on_device = stages.device_of == stages.devices[stage]
+        on_device = stages.device_of == first_device
         resident = held_bytes[on_device & np.isin(piece, pieces)].sum()
         yield StageRow(
             stage=stage,
@@ -110,17 +108,12 @@ def pipeline_advice(
     own: str = PIPELINE,
     others: Mapping[str, PipelineTime] = NO_OTHERS,
 ) -> str:
-    """Says what to use: pipelines, one device or data parallelism; then by how much it is faster.
-
-    Args:
-        own: what the step's pipeline, or its replicas, are called.
-        others: steps of other numbers of replicas by what they are called.
-    """
+    """Says what to use, and by how much it is faster: the step that is called `own`, others or baselines."""
     steps = {own: (step.total_s, step.fits)} if n_stages > 1 or own != PIPELINE else {}
     steps |= {name: (each.total_s, each.fits) for name, each in others.items()} | baselines.steps()
     seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
-    simplest = sorted(steps, key=lambda name: "replicas" in name)
-    simplest.sort(key=lambda name: SIMPLEST_FIRST.get(name, len(SIMPLEST_FIRST)))
+    last = len(SIMPLEST_FIRST)
+    simplest = sorted(steps, key=lambda name: (SIMPLEST_FIRST.get(name, last), "replicas" in name))
     best = what_to_use({name: seconds.get(name) for name in simplest})
     if not best:
         return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"
@@ -136,11 +129,7 @@ def pipeline_lines(
     step: PipelineTime,
     best_steps: Mapping[int | str, PipelineTime] = NO_OTHERS,
 ) -> list[str]:
-    """Says what a pipeline brings over one device and data parallelism, and what each stage needs.
-
-    Args:
-        best_steps: best step of each number of replicas that was tried.
-    """
+    """Says what a pipeline brings, also over the best of other numbers of replicas, and what stages need."""
     pipeline, n_stages, n_devices = objective.pipeline, len(stages.devices), objective.problem.n_devices
     count = int(pipeline.replicas)
     others = {
@@ -155,8 +144,7 @@ def pipeline_lines(
     own = _called(count, n_devices, PIPELINE)
     host = host_line(objective, objective.without_host().pipelined.simulate(stages).total_s)
     advice = as_graph(host) + pipeline_advice(n_stages, step, objective.baselines, own, others)
-    lines = ["\n".join([*host_lines(host), advice]), shape]
-    lines += _pace_lines(objective, step, others)
+    lines = ["\n".join([*host_lines(host), advice]), shape, *_pace_lines(objective, step, others)]
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
     are_alike = len(set(objective.members)) == 1
     for row in islice(stage_rows(objective.pipelined, stages, step), n_stages if are_alike else None):
@@ -180,19 +168,21 @@ def _pace_lines(
     objective: PipelineObjective, step: PipelineTime, others: Mapping[str, PipelineTime]
 ) -> list[str]:
     """Says the pace and the most memory of a device, of the pipeline and what it is compared with."""
-    baselines, parallel, lines = objective.baselines, objective.baselines.data_parallel, []
+    baselines, parallel = objective.baselines, objective.baselines.data_parallel
     on = f" on {parallel.n_replicas} device{'s' * (parallel.n_replicas > 1)}"
-    own = ", each a whole batch of its own" if parallel.own_batches else ""
-    steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
-    told = {"pipeline": f", {step.bubble_share:.0%} idle", "one device": baselines.uncut, PARALLEL: own}
-    peaks = {"pipeline": step.peak_bytes, "one device": baselines.single.peak_bytes}
-    for name, other in others.items():
-        steps[name], peaks[name] = (other.total_s, other.fits), other.peak_bytes
-    for name, (step_s, fits) in steps.items():
+    batches = ", each a whole batch of its own" * parallel.own_batches
+    rows: list[tuple[str, float, PipelineTime | DataParallelPipeline, str, str]] = [
+        ("pipeline", step.total_s, step, "", f", {step.bubble_share:.0%} idle"),
+        ("one device", baselines.single.total_s, baselines.single, "", baselines.uncut),
+        (PARALLEL, parallel.step_s, parallel, on, batches),
+        *((name, other.total_s, other, "", "") for name, other in others.items()),
+    ]
+    lines = []
+    for name, step_s, simulated, devices, remark in rows:
         pace = f"{four_digits(objective.pipeline.microbatches / step_s)} microbatches a second"
-        given = (on if name == PARALLEL else "") + ("" if fits else ", had it the memory")
-        peak = f"{np.max(peaks.get(name, parallel.peak_bytes)) / GIB:.3g} GiB"
-        lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}{told.get(name, '')}, {peak}")
+        memory = "" if simulated.fits else ", had it the memory"
+        peak = f"{np.max(simulated.peak_bytes) / GIB:.3g} GiB"
+        lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{devices}{memory}{remark}, {peak}")
     return lines
 
 
@@ -202,9 +192,6 @@ def write_pipeline_handover(
     """Writes the table of stages, the trace and what the pipeline brings; returns the lines of that.
 
     The files are, after the name of the placement, `.stages.csv`, `.trace.json` and `.explain.txt`.
-
-    Args:
-        name: what the file names begin with.
     """
     write_rows(folder / f"{name}.stages.csv", StageRow, stage_rows(objective.pipelined, stages, step))
     write_trace(folder / f"{name}.trace.json", pipeline_trace(objective.pipelined, step))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -103,8 +103,8 @@ def kind_named(name: str) -> str:
     raise ClusterError(f"there is no kind {name!r}{meant}")
 
 
-def named_cluster(name: str, presets: Iterable[str] = ()) -> Cluster:
-    """Builds the cluster that a name says; the message of an error has the names of `presets` too.
+def named_cluster(name: str) -> Cluster:
+    """Builds the cluster that a name says.
 
     Raises:
         ClusterError: the name does not follow the grammar, names no kind, or says too many devices.
@@ -113,9 +113,9 @@ def named_cluster(name: str, presets: Iterable[str] = ()) -> Cluster:
         return _parsed(name)
     except ClusterError as error:
         raise ClusterError(
-            f"unknown cluster {name!r}: {error}; write {GRAMMAR}, e.g. 2x8xa100-sxm4@200g, of the kinds "
-            f"{', '.join(NAMES)}; or a preset ({', '.join(presets)}), NAME:N for the first N devices, or the "
-            "path of a cluster file (.json)"
+            f"unknown cluster {name!r}: {error}; write {GRAMMAR}, e.g. 2x8xa100-sxm4@200g, NAME:N for the "
+            "first N devices of one, or the path of a cluster file (.json); `evaluate.py --list-clusters` "
+            "lists kinds and presets"
         ) from None
 
 

@@ -224,7 +224,7 @@ def get_preset(spec: str) -> Cluster:
         ClusterError: an unknown name, or a count that is no number from 1 to the most that the cluster has.
     """
     name, colon, count = spec.partition(":")
-    whole = PRESETS[name]() if name in PRESETS else named_cluster(name, PRESETS)
+    whole = PRESETS[name]() if name in PRESETS else named_cluster(name)
     if not colon:
         return whole
     most = MAX_DEVICES if name in SIZED else whole.n_devices

@@ -265,7 +265,7 @@ def test_two_nodes_are_slower_between_than_within() -> None:
         (
             "5xv100",
             r"unknown cluster '5xv100': there is no kind 'v100' .did you mean v100-pcie or .*; write Nx.*"
-            r" of the kinds .* or a preset \(2xk80, .*, placeto-k80\), NAME:N .*, or the path",
+            r"NAME:N .*, or the path .* `evaluate.py --list-clusters` lists kinds and presets",
         ),
         ("", "unknown cluster ''"),
         ("4xv100:5", "write '4xv100:N' with N devices, 1 to 4"),

@@ -152,7 +152,7 @@ def _of_sweep(models: Any, run: Row, sweep: Rows) -> PublishedRow:
     """Predicts a configuration of nanotron's sweep; with replicas, torch's DDP keeps buckets like weights."""
     dp, pp, mbs, count = run["dp"], run["pp"], run["mbs"], run["grad_acc"]
     sizes = models.MODELS[run["model"]]
-    graph = models.nanotron(sizes._replace(tied=sizes.tied and pp == 1), mbs)
+    graph = models.nanotron(sizes, mbs)
     cluster = get_cluster(f"{run['nodes']}x8xh100-sxm5" if run["nodes"] > 1 else "8xh100-sxm5")
     pipeline = Pipeline("1f1b", dp * count, replicas=dp, shard_optimizer=dp > 1 and run["zero"] == 1)
     time, stages = simulated(graph, cluster, pipeline, models.rank_of_layers(sizes, pp))

@@ -22,7 +22,6 @@ from graphs.graph_columns import PHASES
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic
-from graphs.system.numbers import four_digits
 
 if TYPE_CHECKING:  # loading it takes longer than many placements
     from matplotlib.axes import Axes
@@ -213,7 +212,7 @@ def _draw_memory(axes: Axes, objective: Objective, placement: Placement, until_s
             color=PAPER.of(row),
             linestyle=DASHES[row // len(PAPER.series) % len(DASHES)],
             linewidth=1.4,
-            label=f"{name}: {four_digits(peak[device])} of {four_digits(capacity[device])}",
+            label=f"{name}: {peak[device]:.1f} of {capacity[device]:.1f}",
         )
     near = np.unique(capacity[(peak > 0) & (capacity < NEAR * peak.max())]).tolist()
     for line in near:

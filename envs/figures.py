@@ -261,11 +261,17 @@ def style(palette: Palette) -> dict[str, Any]:
     }
 
 
+FILLED = 0.95
+"""Share of the width that the layout fills."""
+
+
 def new_figure(height_in: float) -> Figure:
     """Makes an empty figure, which notebooks show as SVG."""
     from matplotlib.figure import Figure
 
     figure = Figure((WIDTH_IN, height_in), dpi=100, layout="constrained")
+    # Browsers draw text in a font of their own, which may be wider than the one that is laid out.
+    figure.get_layout_engine().set(rect=(0.0, 0.0, FILLED, 1.0))  # type: ignore[union-attr,call-arg]
     figure._repr_svg_ = partial(svg_of, figure)  # type: ignore[attr-defined]
     return figure
 

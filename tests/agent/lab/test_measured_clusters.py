@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from agent.lab import published_models
 from agent.lab.measured_clusters import (
     LAYER,
     MEASURED,
     PublishedRuns,
+    _of_sweep,
     chosen_behind,
     is_broken,
     rank_correlation,
@@ -101,3 +103,22 @@ def test_an_unknown_model_is_one_line(tmp_path: Any) -> None:
         ExperimentError, match="no model is named 'nix'; use some of 1B, 8B, bert, gpt, gpt-j-6b"
     ):
         PublishedRuns(("nix",)).rows(tmp_path)
+
+
+def test_predictions_stay_within_the_bar() -> None:
+    """Of the rows of the page; one is predicted anew, as the page says it."""
+    rows = [row for row in read_table(MEASURED / "measured_clusters.csv") if row["use"] == "used"]
+    rows = [row for row in rows if row["source"] == "nanotron" and row["nodes"] <= 8]
+    for of_one, bar in ((True, 0.05), (False, 0.1)):
+        some = [row for row in rows if (row["nodes"] == 1) == of_one]
+        assert len(some) in (15, 53)
+        assert float(error("predicted_s", "measured_s", 0.5)(some).rstrip("%")) <= 100 * bar
+        assert float(error("predicted_gib", "measured_gib", 0.5)(some).rstrip("%")) <= 8
+    sweep = read_table(MEASURED / "measured_clusters_nanotron.csv")
+    wanted = {"model": "1B", "nodes": 1, "dp": 4, "pp": 2, "zero": 1, "mbs": 1}
+    (run,) = (row for row in sweep if wanted.items() <= row.items())
+    (known,) = (row for row in rows if wanted.items() <= row.items())
+    again = _of_sweep(published_models, run, sweep)
+    assert (again.predicted_s, again.predicted_gib) == pytest.approx(
+        (known["predicted_s"], known["predicted_gib"]), rel=1e-6
+    )

@@ -9,6 +9,8 @@ GRANULARITIES = ("op", "module", "block", "layer")
 PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp8", "int8", "int4")
 """The precisions in which a step can be costed: matrix products and convolutions in fp32 or in TF32; under
 autocast with bf16 or fp16 (amp); wholly in bf16; or in bf16 with frozen weights of 8 or 4 bits."""
+WHOLE = ("bf16", "fp8", "int8", "int4")
+"""Those of them that narrow the types of all tensors in fp32."""
 KEPT_DTYPES = ("fp32", "bf16", "fp16")
 """The types that gradients and master weights can have."""
 

@@ -25,7 +25,7 @@ from graphs.capture.tracing import trace, uncollected
 from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
 from graphs.optimizers import DTYPES, Updates, rules_of
-from graphs.step_settings import AMPERE, Gpu
+from graphs.step_settings import AMPERE, WHOLE, Gpu
 from graphs.system.errors import logged, print_notice, printable
 
 __all__ = ["CaptureError", "capture", "capture_step"]
@@ -107,6 +107,11 @@ def capture_step(
         if not {*dtypes} <= {None, *DTYPES.values()}:
             wrong = f"master_weights is {master_weights!r} and gradient_dtype {gradient_dtype!r}"
             raise CaptureError(f"{wrong}; use {', '.join(DTYPES)} or None for each")
+        if any(dtypes) and gpu and gpu.precision in WHOLE:
+            raise CaptureError(
+                f"precision '{gpu.precision}' narrows all types, also those of master_weights and "
+                "gradient_dtype; give module.bfloat16() without a precision"
+            )
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)

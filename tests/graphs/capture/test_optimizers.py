@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from graphs.capture.capture import CaptureError, capture, capture_step
 from graphs.optimizers import NAMED, UpdateRule
-from graphs.step_settings import OPTIMIZER_NAMES, OPTIMIZERS
+from graphs.step_settings import OPTIMIZER_NAMES, OPTIMIZERS, Gpu
 from tests.graphs.capture.capture_cases import op
 
 ROWS, WIDTH = 1000, 8
@@ -214,6 +214,7 @@ def test_master_weights_and_cast_gradients_are_resident_and_moved(
         ({"optimizer": []}, "holds no parameter of the module"),
         ({"optimizer": torch.optim.SGD([torch.zeros(2)])}, "holds no parameter of the module"),
         ({"master_weights": "fp32"}, "no trained weight is narrower"),
+        ({"gradient_dtype": "fp32", "gpu": Gpu(8.0, "bf16")}, "precision 'bf16' narrows all types"),
         ({"gradient_dtype": "fp31"}, "gradient_dtype 'fp31'; use fp32, bf16, fp16 or None for each"),
     ],
 )

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 MOST_OF_THE_ENVIRONMENT = 35
 """Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it
 needs nothing that makes them."""
-MOST_LINES, MOST_TEST_LINES = 51_469, 34_632
+MOST_LINES, MOST_TEST_LINES = 51_471, 34_632
 MOST_MODULES, MOST_SMALL_MODULES, SMALL = 347, 29, 60
 """Modules without tests, and how many of them, packages left out, have fewer lines than `SMALL`."""
 MOST_INNER_IMPORTS = 25

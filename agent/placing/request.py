@@ -219,7 +219,7 @@ def try_each(
 ) -> list[Tried]:
     """Tries pipelines in equal shares of a budget.
 
-    If there are several, each is reported, and those that the graph or the cluster cannot run are left out.
+    If there are several, each is reported; those that the graph or the cluster cannot run are left out.
 
     Args:
         graph_of: makes the graph of one of a number of microbatches.
@@ -240,9 +240,11 @@ def try_each(
             found.append(Tried(pipeline, place(objective, budget.shared(len(pipelines)))))
         except (PipelineError, InfeasibleError) as error:
             refused.append(error)
-            continue
+            told: object = f"cannot run: {error}"
+        else:
+            told = found[-1]
         if len(pipelines) > 1:
-            print(f"pipeline {number} of {len(pipelines)}: {found[-1]}", file=sys.stderr)
+            print(f"pipeline {number} of {len(pipelines)}: {told}", file=sys.stderr)
     if not found:
         raise refused[0]
     return sorted(found, key=lambda each: (not each.result.feasible, each.result.step_time.total_s))

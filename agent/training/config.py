@@ -197,6 +197,7 @@ class TrainConfig(Settings, error=ConfigError):
     )
 
     encoder: str = option("sage", "graph encoder", group=NETWORK)
+    learn_encoder: bool = option(False, "reinforcement trains the graph encoder, too", group=NETWORK)
     hidden: int = option(64, "width of the embeddings and the head", group=NETWORK, least=1, most=4096)
     rounds: int = option(4, "rounds of message passing", group=NETWORK, least=1, most=64)
     ema_decay: float = option(

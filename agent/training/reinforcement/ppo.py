@@ -323,7 +323,11 @@ def make_ppo(
         advantage=config.advantage,
         share=config.share,
         group=group,
-        policy_kwargs={"make_policy": make_policy, "threads": config.threads},
+        policy_kwargs={
+            "make_policy": make_policy,
+            "threads": config.threads,
+            "encodes": config.learn_encoder,
+        },
         seed=seed,
         device=device,
     )

@@ -19,8 +19,8 @@ from stable_baselines3.common.logger import configure
 
 import envs
 from agent import place
-from agent.training.reinforcement.callbacks import CompareWithSearch
-from agent.training.reinforcement.ppo import PlacementPPO
+from agent.learn.callbacks import CompareWithSearch
+from agent.learn.ppo import PlacementPPO
 from envs.figures import PAPER, draw_timeline
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem

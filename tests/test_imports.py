@@ -28,7 +28,7 @@ ROOMS = (
     ("agent.calibration", "agent.bounds"),
     ("agent.placers", "agent.instances"),
     ("agent.policy", "agent.adaptation"),
-    ("agent.training", "agent.placing"),
+    ("agent.learn", "agent.placing"),
     ("agent.evaluation",),
     ("agent.contexts",),
     ("agent.studies",),

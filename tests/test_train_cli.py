@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from agent.commands import train as train_agent
 from agent.contexts.local import closing_lines
-from agent.training.trainer import Result
+from agent.learn.train import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 from tests import training_cases

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from graphs.system.command_line import name_of, run_command
 
 if TYPE_CHECKING:
-    from agent.training.config import TrainConfig
+    from agent.learn.config import TrainConfig
 
 BOTH_RULES = ("4xv100-sxm2", "4xv100")
 """Clusters with each of the rules that the presets have; loops are compiled for each."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent.contexts import run_folder as runs
 from agent.contexts.engine import CODE, EngineConfig, code_flags
+from agent.learn.config import EXTENDABLE, MAIN, ConfigError, TrainConfig
 from agent.studies.study_config import StudyConfig
-from agent.training import run_folder as runs
-from agent.training.config import EXTENDABLE, MAIN, ConfigError, TrainConfig
 from graphs.system.command_line import OneLineParser, as_typed, name_of
 from graphs.system.settings import add_flags, field_types
 
@@ -108,12 +108,13 @@ def _check_code_is_named(file: Path | str, config: TrainConfig, given: Mapping[s
 
 def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
     """Returns the time limit of a resumed run: the given minutes from now, else its old limit; 0 = none."""
-    from agent.training.checkpoints import CheckpointFolder, restoring
+    from agent.learn.checkpoints import CheckpointFolder, restoring
 
     saved = CheckpointFolder(folder / "checkpoints").latest()
     if saved is None:
         return minutes
     with restoring(saved):
+        limit = saved.state["callbacks"]["TimeLimit"]
         if not is_given:
-            return float(saved.state["minutes"])
-        return minutes + float(saved.state["training"]["wall_s"]) / 60 if minutes else 0.0
+            return float(limit["limit_s"] or 0.0) / 60
+        return minutes + float(limit["wall_s"]) / 60 if minutes else 0.0

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,10 +19,10 @@ from rich.console import Console
 
 from agent.contexts.local import LocalContext, train_in
 from agent.contexts.process_group import ProcessGroup, WorkerLostError, joined
-from agent.training.checkpoints import Checkpoint, CheckpointFolder
-from agent.training.config import MEASURED, ConfigError, TrainConfig
-from agent.training.trainer import Result
-from agent.training.workers import FIRST, WorkerGroup, share_file
+from agent.learn.checkpoints import Checkpoint, CheckpointFolder
+from agent.learn.config import MEASURED, ConfigError, TrainConfig
+from agent.learn.train import Result
+from agent.learn.workers import FIRST, WorkerGroup, share_file
 from graphs.system.errors import InputError
 
 ONE_SIGNAL_S = 2.0
@@ -101,9 +101,6 @@ class OtherWorker(FirstWorker):
             cleanup.enter_context(self._processes.failing_together())
             self._cleanup = cleanup.pop_all()
         return self
-
-    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        """Does nothing: the first worker reports."""
 
     def finish(self, result: Result) -> None:
         """Does nothing: the first worker writes the result."""

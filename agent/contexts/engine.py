@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from agent.training.config import ConfigError, TrainConfig
+from agent.learn.config import ConfigError, TrainConfig
 from graphs.system.command_line import as_typed, name_of
 from graphs.system.errors import InputError
 from graphs.system.settings import Settings, option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,22 +13,23 @@ from types import FrameType
 from typing import Any, Self
 
 from rich.console import Console
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter
 
+from agent.contexts import run_folder as runs
 from agent.contexts.engine import how_to_resume
+from agent.contexts.outputs import EventWriter, MetricsFile, ProgressBar
+from agent.learn.checkpoints import CheckpointError, CheckpointFolder
+from agent.learn.config import MEASURED, ConfigError, TrainConfig
+from agent.learn.inputs import read_inputs
+from agent.learn.problems import Split, split_graphs
+from agent.learn.train import DivergedError, Result, train
+from agent.learn.workers import SOLO, WorkerGroup
 from agent.placing.trial_runner import compile_jobs, warm_up_graph
-from agent.training import run_folder as runs
-from agent.training.checkpoints import CheckpointError, CheckpointFolder
-from agent.training.config import MEASURED, ConfigError, TrainConfig
-from agent.training.inputs import read_inputs
-from agent.training.problems import Split, split_graphs
-from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
-from agent.training.trainer import DivergedError, Result, train
-from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER, RANDOM, get_cluster
-from envs.placement.render import Picture
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
@@ -40,10 +41,29 @@ from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
 CURVES = "curves: tensorboard --logdir {}\non one screen: http://localhost:6006/#custom_scalars"
-MOMENT: Mapping[str, Any] = dict.fromkeys(
-    ("demonstrations", "imitation_epochs", "dagger_rounds", "epochs", "repeats", "threads"), 1
-) | {"timesteps": 128, "search": 100, "n_envs": 8, "n_steps": 16}
-"""Settings of the shortest training that has all phases."""
+MOMENT: Mapping[str, Any] = {
+    "epochs": 1,
+    "repeats": 1,
+    "threads": 1,
+    "timesteps": 128,
+    "n_envs": 8,
+    "n_steps": 16,
+}
+"""Settings of the shortest training."""
+
+
+class _ResultRemover(BaseCallback):
+    """Removes the result of a run that goes on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def _on_rollout_end(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _on_step(self) -> bool:
+        return True
 
 
 class LocalContext:
@@ -53,9 +73,6 @@ class LocalContext:
         folder: of the run; made on entry unless `resume`.
         resume: whether to go on with what is there.
         console: by default stderr.
-
-    Attributes:
-        has_reported: whether an update was made, since a resumed run was opened too.
 
     Raises:
         ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on
@@ -73,27 +90,25 @@ class LocalContext:
         self.group: WorkerGroup = SOLO
         self._console = console or Console(stderr=True)
         self._bar = ProgressBar(self._console)
-        self._board = TensorBoard(folder, _unusual(config))
-        self._reporters: tuple[Reporter, ...] = (self._bar,)
-        self._final: dict[str, float] = {}
+        self.callbacks: Sequence[BaseCallback] = (self._bar, _ResultRemover(folder / runs.RESULT))
+        self.outputs: Sequence[KVWriter] = ()
         self._stop = False
-        self.has_reported = False
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
         with runs.opened(self.folder, self.config, resume=self.resume) as cleanup:
             metrics = MetricsFile(self.folder / "metrics.jsonl")
             if self.resume and not (files := self.checkpoints.files):
-                self._start_anew(metrics.last_iteration)
-            elif self.resume and int(files[-1].stem) > metrics.last_iteration:
-                row = f"{self.folder}/metrics.jsonl: has no row of update {metrics.last_iteration + 1}"
+                self._start_anew(metrics.last_update)
+            elif self.resume and int(files[-1].stem) > metrics.last_update:
+                row = f"{self.folder}/metrics.jsonl: has no row of update {metrics.last_update + 1}"
                 raise CheckpointError(
                     f"{row}, though {files[-1].name} is there; put the run's own files back"
                 )
             self._catch_signals(cleanup)
-            self._reporters = (metrics, self._board, self._bar)
-            for reporter in self._reporters:
-                cleanup.callback(self._close, reporter)
+            self.outputs = (metrics, self.make_event_writer())
+            for output in (*self.outputs, self._bar):
+                cleanup.callback(output.close)
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -102,17 +117,9 @@ class LocalContext:
             if isinstance(error, DivergedError):
                 self.finish(error.result)
 
-    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        """Passes the numbers of one update on to file, TensorBoard and screen."""
-        if not self.has_reported:
-            (self.folder / runs.RESULT).unlink(missing_ok=True)
-            self.has_reported = True
-        for reporter in self._reporters:
-            reporter.report(timesteps, metrics)
-
-    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
-        """Passes a picture on to TensorBoard."""
-        self._board.show(timesteps, tag, picture)
+    def make_event_writer(self) -> EventWriter:
+        """Makes the output for TensorBoard."""
+        return EventWriter(self.folder)
 
     def announce(self, activity: str, share: float) -> None:
         """Shows it on the screen."""
@@ -123,27 +130,20 @@ class LocalContext:
         return self._stop
 
     def finish(self, result: Result) -> None:
-        """Writes `result.json` and keeps the closing numbers, unless training was stopped."""
+        """Writes `result.json`, unless training was stopped."""
         if result.finished or result.failure:
-            values = asdict(result)
-            known = {key: None if value == math.inf else value for key, value in values.items()}
-            write_json_atomic(self.folder / runs.RESULT, known)
-        if result.finished:
-            numbers = {key: value for key, value in values.items() if type(value) in (int, float)}
-            self._final = {key: float(value) for key, value in numbers.items()}
+            values = {key: None if value == math.inf else value for key, value in asdict(result).items()}
+            write_json_atomic(self.folder / runs.RESULT, values)
 
-    def _close(self, reporter: Reporter) -> None:
-        reporter.close(self._final)
-
-    def _start_anew(self, last_iteration: int) -> None:
+    def _start_anew(self, last_update: int) -> None:
         """Announces that a run without a checkpoint starts from the beginning, if none was due yet.
 
         Raises:
             CheckpointError: there was one, as later updates were made.
         """
-        if last_iteration > self.config.checkpoint_every or runs.is_finished(self.folder):
+        if last_update > self.config.checkpoint_every or runs.is_finished(self.folder):
             raise CheckpointError(
-                f"{self.checkpoints.folder}: holds no checkpoint, but {last_iteration} updates were made; "
+                f"{self.checkpoints.folder}: holds no checkpoint, but {last_update} updates were made; "
                 "put it back, or start a new training under another name"
             )
         self.announce(f"{self.folder} holds no checkpoint yet; the training starts from the beginning", 0.0)
@@ -169,7 +169,8 @@ def train_in(context: LocalContext) -> int:
         InputError: a setting that no training can have.
         OSError: a file cannot be written.
     """
-    config, result = context.config, None
+    config, result, files = context.config, None, context.checkpoints.files
+    updates_before = int(files[-1].stem) if files else 0
     inputs = read_inputs(config, context.graphs, context.runnable)
     if inputs.left_out:
         print(f"left out because no placement is feasible: {'; '.join(inputs.left_out)}", file=sys.stderr)
@@ -190,7 +191,7 @@ def train_in(context: LocalContext) -> int:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1
     print(closing_lines(result, context.folder))
-    if not context.has_reported:
+    if result.updates == updates_before:
         is_through = result.timesteps >= config.timesteps
         limit = f"--timesteps above {result.timesteps:,}" if is_through else "--minutes"
         print(f"nothing was left to train; to go on, resume with {limit}")
@@ -221,13 +222,11 @@ def closing_lines(result: Result, folder: Path) -> str:
     ]
     if not result.best_timesteps:
         lines.append("no policy of this training places these graphs better than its start, which is kept")
-    gains = [
-        f"{use.replace('_', ' ')} {old:.3f} -> {new:.3f}" for use, (old, new) in result.reinforcement.items()
-    ]
+    gains = [f"  {use.replace('_', ' ')} {old:.3f} -> {new:.3f}" for use, (old, new) in result.gains.items()]
     if gains:
-        lines += ["by reinforcement:", *(f"  {gain}" for gain in gains)]
+        lines += ["by training:", *gains]
     if result.cut_short:
-        lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
+        lines.append(f"cut short by --minutes: {result.cut_short}")
     return "\n".join([*lines, CURVES.format(folder)])
 
 
@@ -254,11 +253,6 @@ def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Sp
         training = not config.inference
         graphs.append(capture_model(config.model, optimizer=config.optimizer, training=training).graph)
     return split_graphs(graphs, holdout=config.holdout, validation=config.validation)
-
-
-def _unusual(config: TrainConfig) -> dict[str, Any]:
-    default, own = TrainConfig(name=config.name).to_json(), config.to_json()
-    return {key: value for key, value in own.items() if value != default[key]}
 
 
 def _runnable(config: TrainConfig) -> RunnableModel | None:

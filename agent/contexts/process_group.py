@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from agent.training.workers import FIRST
+from agent.learn.workers import FIRST
 from graphs.system.errors import InputError
 
 PATIENCE = timedelta(days=30)
@@ -48,10 +48,11 @@ class ProcessGroup:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._store = PrefixStore("placewalk", store)
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Adds tensors of one type up over all workers, in place, in one flat buffer."""
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Averages float tensors over all workers, in place, in one flat buffer."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self._exchange(lambda: dist.all_reduce(flat))
+        flat /= self.size
         first = 0
         for tensor in tensors:
             tensor.copy_(flat[first : first + tensor.numel()].view_as(tensor))

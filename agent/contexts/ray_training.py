@@ -21,7 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from agent.contexts.distributed import ONE_SIGNAL_S, Resolve, check_workers_fit, train_with_others
 from agent.contexts.engine import ray_cluster
 from agent.contexts.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
-from agent.training.config import TrainConfig
+from agent.learn.config import TrainConfig
 from graphs.system.errors import InputError, shown
 from graphs.system.interrupts import handled_by
 

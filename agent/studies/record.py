@@ -22,11 +22,11 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from agent.contexts.run_folder import STUDY, provenance, run_folder
+from agent.learn.config import TrainConfig
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import Space, StudyTrial
 from agent.studies.trial_process import COMPLETE, FAILED, PRUNED, STALE, scores_of
-from agent.training.config import TrainConfig
-from agent.training.run_folder import STUDY, provenance, run_folder
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
 from graphs.system.folders import FolderError, created, locked

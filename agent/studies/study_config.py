@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.training.config import ConfigError
+from agent.learn.config import ConfigError
 from graphs.system.settings import Settings, option
 
 STUDIES = "studies (--context search, ablation or grid)"

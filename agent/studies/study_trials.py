@@ -16,8 +16,8 @@ from typing import Any, get_args, get_origin
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from agent.learn.config import EXTENDABLE, ConfigError, TrainConfig
 from agent.studies.study_config import MOST_SEEDS, StudyConfig
-from agent.training.config import EXTENDABLE, ConfigError, TrainConfig
 from graphs.system.settings import field_types
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -33,10 +33,6 @@ COMPONENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lookahead": ("all features that look ahead", {"feature_set": "state"}),
     "encoder": ("messages between ops", {"encoder": "none"}),
     "rounds": ("all rounds of messages but one", {"rounds": 1}),
-    "demonstrations": ("imitation of searched placements", {"demonstrations": 0}),
-    "dagger": ("imitation on the policy's own placements", {"dagger_rounds": 0}),
-    "imitation": ("imitation of both kinds", {"demonstrations": 0, "dagger_rounds": 0}),
-    "reinforcement": ("reinforcement", {"timesteps": 0}),
     "entropy": ("the entropy bonus of the reward", {"entropy": 0.0, "final_entropy": 0.0}),
     "mask": ("the mask of devices without free memory", {"mask": "none"}),
     "memory-penalty": ("the penalty of the reward for running out of memory", {"memory_penalty": 0.0}),

@@ -14,16 +14,16 @@ import numpy as np
 from rich.console import Console
 
 from agent.contexts.local import LocalContext
+from agent.contexts.outputs import EventWriter
+from agent.learn.checkpoints import CheckpointFolder
+from agent.learn.config import TrainConfig
+from agent.learn.inputs import read_inputs
+from agent.learn.metrics import SCORE, UPDATES
+from agent.learn.performance import release_freed_memory
+from agent.learn.problems import Split, validation_problems
+from agent.learn.train import DivergedError, train
+from agent.learn.validation import ratios_over_orders
 from agent.policy.serialization import load_policy
-from agent.training.checkpoints import CheckpointFolder
-from agent.training.config import TrainConfig
-from agent.training.inputs import read_inputs
-from agent.training.metrics import ITERATION, SCORE
-from agent.training.performance import release_freed_memory
-from agent.training.problems import Split, validation_problems
-from agent.training.reporters import TensorBoard
-from agent.training.trainer import DivergedError, train
-from agent.training.validation import ratios_over_orders
 from graphs.identity import content_hash
 from graphs.system.command_line import FULL
 from graphs.system.errors import InputError
@@ -42,10 +42,14 @@ Outcome = Mapping[str, Any] | OSError
 class TrialContext(LocalContext):
     """Trains a study trial until it ends or the study stops it."""
 
-    def __init__(self, config: TrainConfig, folder: Path, board: TensorBoard) -> None:
+    def __init__(self, config: TrainConfig, folder: Path, board: EventWriter) -> None:
         quiet = Console(quiet=True, force_terminal=False)
         super().__init__(config, folder, resume=folder.exists(), console=quiet)
         self._board = board
+
+    def make_event_writer(self) -> EventWriter:
+        """Returns the output of the study's own folder of events."""
+        return self._board
 
     def should_stop(self) -> bool:
         """Says whether the study has stopped it."""
@@ -65,7 +69,7 @@ def train_trial(request: Request) -> Outcome:
     try:
         settings, folder, board, varied = request
         config = TrainConfig.from_json(settings, "trial")
-        return _train(config, Path(folder), TensorBoard(Path(board), varied))
+        return _train(config, Path(folder), EventWriter(Path(board), varied))
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             return OSError(error.errno, error.strerror, request[1])
@@ -75,7 +79,7 @@ def train_trial(request: Request) -> Outcome:
         release_freed_memory()
 
 
-def _train(config: TrainConfig, folder: Path, board: TensorBoard) -> dict[str, Any]:
+def _train(config: TrainConfig, folder: Path, board: EventWriter) -> dict[str, Any]:
     checkpoints = CheckpointFolder(folder / "checkpoints")
     resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
     context = TrialContext(config, folder, board)
@@ -94,7 +98,7 @@ def _train(config: TrainConfig, folder: Path, board: TensorBoard) -> dict[str, A
         "status": FAILED if error else COMPLETE if result.finished else STALE,
         "resumed_from_step": resumed_from,
         "graphs_hash": hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16],
-        "steps": result.iterations,
+        "steps": result.updates,
         "decisions": result.timesteps,
         "wall_s": result.wall_s,
         "parameters": sum(weight.numel() for weight in weights) if has_policy else None,
@@ -132,5 +136,5 @@ def scores_of(folder: Path) -> list[tuple[int, float]]:
         with suppress(RecursionError, ValueError):
             row = json.loads(line)
             if row.get(SCORE) is not None:
-                scores.append((int(row[ITERATION]), float(row[SCORE])))
+                scores.append((int(row[UPDATES]), float(row[SCORE])))
     return scores

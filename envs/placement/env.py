@@ -108,6 +108,11 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         """The problems that episodes are over."""
         return self._batch.problems
 
+    @property
+    def orders(self) -> list[str]:
+        """The orders that episodes may visit the ops in."""
+        return self._batch.orders
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -42,16 +42,8 @@ class Uniform:
         problem, order, seed = (int(rng.integers(n)) for n in (n_problems, n_orders, 2**63))
         return Beginning(problem, order, seed)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what later draws depend on besides the random generator, as JSON."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any], n_problems: int) -> None:
-        """Continues where `state_dict` left the draws.
-
-        Raises:
-            LookupError, TypeError, ValueError: the state is not that of such a generator.
-        """
+    def restart(self) -> None:
+        """Forgets earlier draws."""
 
 
 class Rounds(Uniform):
@@ -79,12 +71,6 @@ class Rounds(Uniform):
         order, seed = int(rng.integers(n_orders)), int(rng.integers(2**63))
         return Beginning(self._round.pop(), order, seed)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the problems that are left of the round."""
-        return {"round": list(self._round)}
-
-    def load_state_dict(self, state: dict[str, Any], n_problems: int) -> None:
-        """Continues the round."""
-        if not set(state["round"]) <= set(range(n_problems)):
-            raise ValueError(f"a round of problems {state['round']} for {n_problems} problems")
-        self._round = list(state["round"])
+    def restart(self) -> None:
+        """Begins a new round."""
+        self._round = []

@@ -38,13 +38,12 @@ class PlacementVecEnv(VecEnv):
         generator: draws problem and order of each episode; by default problems come up in rounds.
         render_mode: "rgb_array" for `get_images` and `render`.
         seed: seed of the draws.
-        share: number of this process, from 0, and how many processes have such an environment. Each has
-            `n_envs` places, and draws for the places of all.
         threads: number of threads that share the episodes of a step; results do not depend on it.
         settings: fields of `EpisodeSettings`, as `orders`, `mdp`, `mask` and `reward`.
 
     Attributes:
         batch: the episodes.
+        problems, orders: that they are over; an observation has the index of its problem.
         waits: places whose episode has ended, and where none has begun since, bool (n_envs,).
 
     Raises:
@@ -59,17 +58,14 @@ class PlacementVecEnv(VecEnv):
         generator: Uniform | None = None,
         render_mode: str | None = None,
         seed: int | None = 0,
-        share: tuple[int, int] = (0, 1),
         threads: int = 1,
         **settings: Any,
     ) -> None:
         self.batch = EpisodeBatch(problems, n_envs, EpisodeSettings.of(settings), threads=threads)
-        self.problems = self.batch.problems
+        self.problems, self.orders = self.batch.problems, self.batch.orders
         self.render_mode = render_mode
         self._generator, self._began_s = generator or Rounds(), time.time()
         checked(MdpError, "generator.draw", getattr(self._generator, "draw", None), MethodType)
-        checked(MdpError, "share[0]", share[0], int, least=0, most=share[1] - 1)
-        self._first, self._n_drawn = share[0] * n_envs, share[1] * n_envs
         self._actions = np.zeros(n_envs, dtype=np.int64)
         space = observation_space(len(problems), self.batch.max_ops, self.batch.max_devices)
         super().__init__(n_envs, space, spaces.Discrete(self.batch.max_devices))
@@ -77,27 +73,22 @@ class PlacementVecEnv(VecEnv):
         self.restart()
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seeds the draws of the episodes that begin from now on."""
-        self._rng = np.random.default_rng(checked(MdpError, "seed", seed, int, NoneType, least=0))
+        """Seeds the draws of the episodes that begin from now on, which are those of a new environment."""
+        rng = np.random.default_rng(checked(MdpError, "seed", seed, int, NoneType, least=0))
+        self._rng, self._decision_rng = rng.spawn(2)
+        self._generator.restart()
         return [seed] * self.num_envs
 
     def restart(self) -> None:
-        """Gives all episodes up; others begin in their places.
-
-        After a checkpoint, so that continuing and resuming give the same result: a checkpoint holds no
-        unfinished episodes, which would be most of it.
-        """
+        """Gives all episodes up; others begin in their places."""
         self.beginnings: list[list[Beginning]] = []
         self._n_begun = np.zeros(self.num_envs, dtype=np.int64)
         self.waits = np.ones(self.num_envs, dtype=np.bool_)
-        self._at_reset: dict[str, Any] | None = None
 
     def reset(self) -> VecEnvObs:
         """Begins every episode anew."""
         self.restart()
-        at_reset = self.state_dict()
         self.begin_episodes()
-        self._at_reset = at_reset
         return self._observation()
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -106,7 +97,6 @@ class PlacementVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Takes the stored decisions."""
-        self._at_reset = None
         rewards, done = self.batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for place in np.flatnonzero(done).tolist():
@@ -116,22 +106,16 @@ class PlacementVecEnv(VecEnv):
         return self._observation(), rewards.astype(np.float32), done, infos
 
     def begin_rollout(self, n_steps: int) -> NDArray[np.float64]:
-        """Draws numbers from 0 to 1 that decide `n_steps` times in every place, (n_envs, n_steps).
-
-        Where nothing was decided since `reset`, its episodes begin again after these draws.
-        """
-        if self._at_reset is not None:
-            self.load_state_dict(self._at_reset)
-        own = slice(self._first, self._first + self.num_envs)
-        return np.ascontiguousarray(self._rng.random((n_steps, self._n_drawn))[:, own].T)
+        """Draws numbers from 0 to 1 that decide `n_steps` times in every place, (n_envs, n_steps)."""
+        return np.ascontiguousarray(self._decision_rng.random((n_steps, self.num_envs)).T)
 
     def begin_episodes(self, among: NDArray[np.bool_] | None = None) -> list[int]:
         """Begins episodes in the places that wait, or in those among them, bool (n_envs,); returns these."""
         places: list[int] = np.flatnonzero(self.waits if among is None else self.waits & among).tolist()
         for place in places:
             number = int(self._n_begun[place])
-            self.draw_beginnings(number + 1)
-            drawn = self.beginnings[number][self._first + place]
+            self._draw_beginnings(number + 1)
+            drawn = self.beginnings[number][place]
             self.batch.begin(place, drawn.problem, drawn.order, np.random.default_rng(drawn.seed))
             self._n_begun[place] += 1
         self.waits[places] = False
@@ -142,30 +126,15 @@ class PlacementVecEnv(VecEnv):
         self.waits[place] = True
         result = self.batch.result(place)
         told = {"r": result.episode_return, "l": result.decisions, "t": time.time() - self._began_s}
+        told["infeasible"] = not result.fits
         return {"result": result, "episode": told, "TimeLimit.truncated": False}
 
-    def draw_beginnings(self, n: int) -> None:
-        """Draws until each place of all processes has `n` episodes since the last restart."""
+    def _draw_beginnings(self, n: int) -> None:
+        """Draws until each place has `n` episodes since the last restart."""
         sizes = len(self.problems), len(self.batch.orders)
         while len(self.beginnings) < n:
-            row = [self._generator.draw(*sizes, self._rng) for _ in range(self._n_drawn)]
+            row = [self._generator.draw(*sizes, self._rng) for _ in range(self.num_envs)]
             self.beginnings.append(row)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what the draws after a restart depend on, as JSON."""
-        if self._at_reset is not None:
-            return self._at_reset
-        return {"rng": self._rng.bit_generator.state, **self._generator.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the draws where `state_dict` left them, with other episodes in all places.
-
-        Raises:
-            LookupError, TypeError, ValueError: the state is not that of an environment of as many problems.
-        """
-        self._rng.bit_generator.state = state["rng"]
-        self._generator.load_state_dict(state, len(self.problems))
-        self.restart()
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Returns the devices that each episode may choose, bool (n_envs, max_devices)."""

@@ -14,7 +14,7 @@ from agent.policy.decoding import decode
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
-from agent.training.config import TrainConfig
+from agent.learn.config import TrainConfig
 from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline

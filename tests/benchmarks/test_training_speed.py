@@ -13,9 +13,9 @@ from sb3_contrib import MaskablePPO
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy, torch_threads
 from agent.policy.shape import current_shape
-from agent.training.config import TrainConfig
-from agent.training.performance import bf16_matmul, tune_malloc
-from agent.training.reinforcement.ppo import PlacementPPO, make_ppo, settings_of
+from agent.learn.config import TrainConfig
+from agent.learn.performance import bf16_matmul, tune_malloc
+from agent.learn.ppo import PlacementPPO, make_ppo, settings_of
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
@@ -52,7 +52,7 @@ def plain() -> PlacementPPO:
 
 @cache
 def ours(threads: int) -> PlacementPPO:
-    """Set up as `agent.training.trainer` does it, at the default configuration."""
+    """Set up as `agent.learn.train` does it, at the default configuration."""
     config, env = replace(CONFIG, threads=threads), environment(threads)
     policy = Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
     return make_ppo(config, env, lambda: policy, lambda: config.learning_rate, seed=0, device="cpu")

@@ -14,7 +14,7 @@ from importlib import import_module
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from agent.training.metrics import CPU_S, SPEED, WALL_S
+from agent.learn.metrics import CPU_S, SPEED, WALL_S
 from tests.fork_server import context
 
 TRAIN, EVALUATE = "agent.commands.train", "agent.commands.evaluate"

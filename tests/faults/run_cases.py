@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from agent.commands import train as train_agent
-from agent.training.checkpoints import FORMAT, read_tensors, write_tensors
+from agent.learn.checkpoints import FORMAT, read_tensors, write_tensors
 from tests.faults.processes import rows_of
 from tests.training_cases import QUICK
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.training.checkpoints import CheckpointFolder
+from agent.learn.checkpoints import CheckpointFolder
 from tests.faults.processes import TRAIN, TRAINING, Command, rows_of
 from tests.training_cases import write_toys
 

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from agent.training import run_folder
-from agent.training.config import TrainConfig
+from agent.contexts import run_folder
+from agent.learn.config import TrainConfig
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)

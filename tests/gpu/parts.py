@@ -197,9 +197,9 @@ def _update(encoder: str, device: str) -> Row:
     from agent.policy.network import PlacementNetwork
     from agent.policy.policy import Policy
     from agent.policy.shape import current_shape
-    from agent.training.imitation.demonstrations import Demonstration, regrets
-    from agent.training.imitation.learner import ImitationLearner
-    from agent.training.imitation.trajectories import replay_demonstrations
+    from agent.learn.imitation.demonstrations import Demonstration, regrets
+    from agent.learn.imitation.learner import ImitationLearner
+    from agent.learn.imitation.trajectories import replay_demonstrations
 
     problem = _problem()
     placed = np.arange(len(problem.graph.units))[problem.graph.unit_of] % problem.n_devices
@@ -229,8 +229,8 @@ def _update(encoder: str, device: str) -> Row:
 def _reinforce(device: str) -> Row:
     import sb3_contrib  # noqa: F401
 
-    from agent.training.trainer import train
-    from tests.agent.training.trainer_cases import SMALL, MemoryContext
+    from agent.learn.train import train
+    from tests.agent.learn.train_cases import SMALL, MemoryContext
 
     with tempfile.TemporaryDirectory() as folder:
         config = replace(SMALL, device=device, timesteps=256, dagger_rounds=0, imitation_epochs=1)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from agent.contexts.engine import RayUnavailableError, check_ray_is_installed
-from agent.training.checkpoints import CheckpointFolder
+from agent.learn.checkpoints import CheckpointFolder
 from graphs.system.json_files import read_json
 from tests.faults.processes import TRAINING, rows_of
 from tests.training_cases import place

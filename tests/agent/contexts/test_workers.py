@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from agent.contexts import distributed
 from agent.contexts.process_group import ProcessGroup
-from agent.training.reinforcement import actor_critic
-from agent.training.trainer import Result, train
-from agent.training.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows
+from agent.learn.reinforcement import actor_critic
+from agent.learn.train import Result, train
+from agent.learn.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows
 from tests.agent.contexts.worker_cases import in_workers
-from tests.agent.training.trainer_cases import SMALL, MemoryContext, numbers
+from tests.agent.learn.train_cases import SMALL, MemoryContext, numbers
 
 TOLERANCE = 1e-3
 """Sums of 32-bit floats in another order differ by some 1e-7 of their size, and the updates that follow each

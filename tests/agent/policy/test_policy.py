@@ -12,7 +12,7 @@ from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import NetworkShape, current_shape
-from agent.training.performance import scores_in_threads
+from agent.learn.performance import scores_in_threads
 from envs.placement.episodes import EpisodeBatch
 from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from tests.agent.placement_cases import random_problem

@@ -6,7 +6,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from agent.studies.study_trials import Distribution, in_words, read_space, settings_of
-from agent.training.config import ConfigError
+from agent.learn.config import ConfigError
 
 
 @pytest.mark.parametrize(

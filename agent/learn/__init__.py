@@ -1,0 +1,1 @@
+"""Learning: PPO that places, its callbacks, and the one training function."""

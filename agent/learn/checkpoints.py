@@ -1,0 +1,207 @@
+"""Checkpoints: tensors and JSON in one safetensors file with a checksum, written atomically.
+
+Nothing is unpickled. What a file holds is what was written, or it is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from torch import Tensor
+
+from graphs.system.errors import InputError
+from graphs.system.json_fields import MAX_INTEGER
+from graphs.system.json_files import is_irregular, write_bytes_atomic
+
+FORMAT = "placewalk.ppo/2"
+GENERATIONS = 2
+"""Checkpoints that are kept."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class CheckpointError(InputError):
+    """A file of a training that cannot be read or does not fit its run; the message says which and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """All that a training needs to resume: tensors by name, and JSON values.
+
+    Attributes:
+        path: the file that it was read from, if it was.
+    """
+
+    tensors: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+    path: Path | None = None
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Selects tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+class CheckpointFolder:
+    """The checkpoints of one run; the newest `GENERATIONS` are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of all checkpoints, the oldest first."""
+        return [path for path in sorted(self.folder.glob("*.safetensors")) if path.stem.isdecimal()]
+
+    def save(self, updates: int, content: bytes) -> None:
+        """Writes a checkpoint at once, and drops those that it makes too old.
+
+        It drops those of later updates too: they are damaged, as training went on from one before them.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{updates:08d}.safetensors"
+        write_bytes_atomic(path, content)
+        files = self.files
+        n_until_now = files.index(path) + 1
+        for stale in (*files[: max(n_until_now - GENERATIONS, 0)], *files[n_until_now:]):
+            stale.unlink()
+
+    def latest(self, announce: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+        """Reads the newest checkpoint that can be read, or returns None if there is no checkpoint.
+
+        Args:
+            announce: told, if that is not the newest one, what is wrong with that and which is used.
+
+        Raises:
+            CheckpointError: there are some, but each is damaged, foreign or of another version.
+        """
+        errors: list[CheckpointError] = []
+        for path in reversed(self.files):
+            try:
+                checkpoint = read_checkpoint(path)
+            except CheckpointError as error:
+                errors.append(error)
+                continue
+            if errors:
+                announce(f"{errors[0]}; resumes from {path.name}, the newest checkpoint that can be read")
+            return checkpoint
+        if errors:
+            others = ", nor can the one before be read" if len(errors) > 1 else ""
+            raise CheckpointError(f"{errors[0]}{others}; start a new training under another name")
+        return None
+
+
+@contextmanager
+def restoring(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns errors within the block into a `CheckpointError`, as the checkpoint is not that of this run."""
+    try:
+        _check_numbers(checkpoint.state)
+        updates, path = checkpoint.state["updates"], checkpoint.path
+        if path is not None and path.stem.isdecimal() and int(path.stem) != updates:
+            raise ValueError(f"it is of update {updates}")
+        yield
+    except CheckpointError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{checkpoint.path}: does not fit this run ({type(error).__name__}: {reason}); "
+            "put the run's own checkpoint back, or start a new training under another name"
+        ) from error
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    for key, value in state.items():
+        if key in _RULES and not _RULES[key](value):
+            raise ValueError(f"{key} is {value!r}")
+        if isinstance(value, Mapping):
+            _check_numbers(value)
+
+
+def _is_number(value: object, least: float = -math.inf) -> bool:
+    return type(value) in (int, float) and value >= least  # type: ignore[operator]
+
+
+_RULES: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        ("timesteps", "updates", "epochs", "best_decisions"),
+        lambda n: type(n) is int and 0 <= n <= MAX_INTEGER,
+    ),
+    **dict.fromkeys(("wall_s", "cpu_s", "minutes"), lambda x: _is_number(x, 0) and x < math.inf),
+    "best_score": lambda x: _is_number(x, 0),
+    "least": lambda logs: all(map(_is_number, logs)),
+}
+"""Checks of the numbers in the state of a training, by key, wherever they are in it."""
+
+
+def content_of(checkpoint: Checkpoint) -> bytes:
+    """Returns a checkpoint as the content of a safetensors file with a checksum."""
+    tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
+    text = json.dumps(checkpoint.state)
+    metadata = {"format": FORMAT, "state": text, "sha256": _checksum(tensors, text)}
+    data: bytes = save(tensors, metadata=metadata)
+    return data
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads a file of `content_of`.
+
+    Raises:
+        CheckpointError: the file cannot be read, is of another format or version, or was changed since.
+    """
+    tensors, state = _read_tensors(path)
+    return Checkpoint({name: torch.from_numpy(t) for name, t in tensors.items()}, state, path)
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    if is_irregular(path):
+        raise CheckpointError(f"{path}: is no regular file; remove it")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            _check_format(path, metadata.get("format", ""))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        text, checksum = metadata["state"], metadata["sha256"]
+    except KeyError as error:
+        raise CheckpointError(f"{path}: is damaged: its header has no {error}") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if _checksum(tensors, text) != checksum:
+        raise CheckpointError(f"{path}: is damaged: its checksum is not that of its content")
+    try:
+        state = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise CheckpointError(f"{path}: holds a state that is no JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds a state that is no JSON object")
+    return tensors, state
+
+
+def _check_format(path: Path, found: str) -> None:
+    if found == FORMAT:
+        return
+    if found.startswith(f"{FORMAT.partition('/')[0]}/"):
+        raise CheckpointError(f"{path}: format is {found!r}, not {FORMAT!r}, so it is of another version")
+    raise CheckpointError(f"{path}: is no {FORMAT} file")
+
+
+def _checksum(tensors: Arrays, state: str) -> str:
+    """SHA-256, in hexadecimal, of the state, and of the names, types, shapes and bytes of the tensors."""
+    digest = hashlib.sha256(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name!r} {tensor.dtype.str} {tensor.shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()

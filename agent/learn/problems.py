@@ -1,0 +1,130 @@
+"""The problems that a configuration trains a policy on, and those that validate it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent.learn.config import ConfigError, TrainConfig
+from envs.cluster.presets import RANDOM, get_cluster
+from envs.domain_randomization import draw_problem, randomize_domain
+from envs.problem import Problem
+from graphs.granularity import with_granularity
+from graphs.op_graph import OpGraph
+
+
+@dataclass(frozen=True)
+class Split:
+    """Graphs by use; `validation` chooses among policies, `held_out` is only ever reported on."""
+
+    train: tuple[OpGraph, ...]
+    validation: tuple[OpGraph, ...]
+    held_out: tuple[OpGraph, ...]
+
+
+def split_graphs(graphs: Sequence[OpGraph], *, holdout: float, validation: float) -> Split:
+    """Splits each family by position: of `k = round(1 / holdout)` graphs the last is held out.
+
+    Of the graphs left, every `round((1 - holdout) / validation)`-th, from the second on, is for validation:
+    with shares of 1/4 and 1/8, 24 graphs give 15, 3 and 6. A share of 0 takes none. The first graph of a
+    family is always trained on.
+    """
+    by_family = defaultdict(list)
+    for graph in graphs:
+        by_family[graph.family].append(graph)
+    parts: tuple[list[OpGraph], list[OpGraph], list[OpGraph]] = ([], [], [])
+    period = round(1 / holdout) if holdout else 0
+    stride = round((1 - holdout) / validation) if validation else 0
+    for members in by_family.values():
+        held_out = [graph for at, graph in enumerate(members) if period and at % period == period - 1]
+        rest = [graph for at, graph in enumerate(members) if not (period and at % period == period - 1)]
+        chosen = [graph for at, graph in enumerate(rest) if stride > 1 and at % stride == 1]
+        parts[0].extend(graph for graph in rest if graph not in chosen)
+        parts[1].extend(chosen)
+        parts[2].extend(held_out)
+    return Split(tuple(parts[0]), tuple(parts[1]), tuple(parts[2]))
+
+
+def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:
+    """Makes the problems to train on: on the clusters as they are, or on randomizations of them.
+
+    Where the cluster is `random`, each graph, or each randomization of it, gets a cluster drawn for it.
+    """
+    if not config.randomizations:
+        return problems_of(at_granularities(graphs, config.granularity), config.cluster)
+    problems = []
+    for index, graph in enumerate(at_granularities(graphs, config.granularity)):
+        for draw in range(config.randomizations):
+            rng = np.random.default_rng([seed, index, draw])
+            name = config.cluster[int(rng.integers(len(config.cluster)))]
+            problem = _problem(graph, name, rng)
+            problems.append(randomize_domain(problem, rng, all_devices=name == RANDOM))
+    return [problem for problem in problems if problem.is_feasible]
+
+
+def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Problem]:
+    """Makes the problems to validate on: all graphs on all clusters, or each on one if randomized."""
+    graphs = at_granularities(graphs, config.granularity)
+    if not config.randomizations:
+        return problems_of(graphs, config.cluster)
+    named = itertools.cycle(config.cluster)
+    return [problem for graph in graphs for problem in problems_of([graph], [next(named)])]
+
+
+def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) -> list[OpGraph]:
+    """Gives each graph every granularity; its name says which, if that is not `op`.
+
+    Raises:
+        GranularityError: a graph without module paths.
+    """
+    found = []
+    for graph in graphs:
+        for granularity in granularities:
+            name = graph.name if granularity == "op" else f"{graph.name} by {granularity}"
+            found.append(replace(with_granularity(graph, granularity), name=name))
+    return found
+
+
+def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
+    """Makes a problem of every graph on every cluster where a placement is feasible."""
+    return [problem for problem in _all_problems(graphs, clusters) if problem.is_feasible]
+
+
+def _all_problems(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
+    """The graph's name is the seed of `random`, so trainings of all seeds validate alike."""
+    pairs = itertools.product(clusters, graphs)
+    return [_problem(graph, name, np.random.default_rng([*graph.name.encode()])) for name, graph in pairs]
+
+
+def _problem(graph: OpGraph, cluster: str, rng: np.random.Generator) -> Problem:
+    return draw_problem(graph, rng) if cluster == RANDOM else Problem(graph, get_cluster(cluster))
+
+
+def left_out(graphs: Split, config: TrainConfig) -> list[str]:
+    """Names graphs that `problems_of` leaves out, two for each cluster, as `2xk80: a, b and 3 more`.
+
+    Raises:
+        InfeasibleError: all that could be trained on.
+        ConfigError: a graph without compute ops.
+        GranularityError: a graph without module paths.
+    """
+    clusters = list(dict.fromkeys(config.cluster))
+    train = at_granularities(graphs.train, config.granularity)
+    everything = at_granularities((*graphs.train, *graphs.validation, *graphs.held_out), config.granularity)
+    for graph in everything:
+        if not graph.is_compute.any():
+            raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
+    if not problems_of(train, clusters):
+        _all_problems(train[:1], clusters[:1])[0].check_feasible()
+    names: dict[str, list[str]] = {}
+    for problem in _all_problems(everything, clusters):
+        if not problem.is_feasible:
+            names.setdefault(problem.cluster.name, []).append(problem.graph.name)
+    return [
+        f"{cluster}: {', '.join(found[:2])}" + f" and {len(found) - 2} more" * (len(found) > 2)
+        for cluster, found in names.items()
+    ]

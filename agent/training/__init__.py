@@ -1,1 +1,0 @@
-"""Training: imitation, reinforcement, validation, and the folder of a run."""

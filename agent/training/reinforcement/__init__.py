@@ -1,1 +1,0 @@
-"""Reinforcement: maskable PPO over episodes, as the last phase of a training."""

@@ -1,0 +1,60 @@
+"""Advantages are compared on the same op and normalised within each graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.learn.rollout_buffer import LEAST_SHARE, chances_of, less_others, normalise_within
+
+
+def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:
+    group = np.array([[7, 7, 3], [7, 0, 3]])
+    values = np.array([[1.0, 2.0, 5.0], [6.0, 9.0, 4.0]], dtype=np.float32)
+    compared = less_others(group, values)
+    assert compared.dtype == np.float32
+    assert compared.tolist() == [[1.0 - 4.0, 2.0 - 3.5, 1.0], [6.0 - 1.5, 9.0, -1.0]]
+
+
+def test_each_group_has_mean_zero_and_deviation_one() -> None:
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 3, (50, 8))
+    values = (rng.normal(size=(50, 8)) * np.array([1.0, 2.0, 5.0])[group] + group).astype(np.float32)
+    scaled = normalise_within(group, values)
+    assert scaled.shape == values.shape
+    assert scaled.dtype == np.float32
+    for member in range(3):
+        assert abs(scaled[group == member].mean()) < 1e-6
+        assert abs(scaled[group == member].std() - 1) < 1e-6
+
+
+def test_a_group_without_spread_is_not_blown_up() -> None:
+    group = np.array([0, 0, 1, 1])
+    scaled = normalise_within(group, np.array([1.0, 1.0 + 1e-6, -1.0, 1.0], dtype=np.float32))
+    assert np.abs(scaled[:2]).max() < 1e-5 / LEAST_SHARE
+    assert np.abs(scaled[2:]).max() == 1.0
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 0.99))
+def test_decisions_are_chosen_by_the_size_of_their_advantage(seed: int, share: float) -> None:
+    advantages = np.random.default_rng(seed).standard_normal((20, 50)).astype(np.float32) ** 3
+    chances = chances_of(advantages, share)
+    assert chances.mean() == pytest.approx(share, rel=1e-3)
+    assert chances.max() <= 1
+    some = chances < 1
+    sizes = np.abs(advantages[some])
+    np.testing.assert_allclose(chances[some], sizes * (chances[some].max() / sizes.max()), rtol=1e-4)
+
+
+def test_a_share_of_the_decisions_has_the_gradient_of_all() -> None:
+    """Weighted sums over what is chosen are those over all decisions, but for chance."""
+    rng, sums = np.random.default_rng(0), []
+    advantages, directions = rng.standard_normal(5000).astype(np.float32), rng.standard_normal(5000)
+    chances = chances_of(advantages, 0.2)
+    for _ in range(400):
+        kept = rng.random(5000) < chances
+        sums.append((directions * advantages / chances)[kept].sum())
+    error = np.std(sums) / np.sqrt(len(sums))
+    assert np.mean(sums) == pytest.approx((directions * advantages).sum(), abs=4 * error)

@@ -1,0 +1,334 @@
+"""Training: it learns what is known to be best, a seed gives one run, and a killed run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from agent.contexts.local import closing_lines
+from agent.placers.base import PLACERS, Budget, Placer, SearchState
+from agent.policy import serialization
+from agent.policy.serialization import StoredPolicy, load_policy, read_policy
+from agent.learn import config as training_config
+from agent.learn import inputs, selection
+from agent.learn.clock import Clock, Elapsed
+from agent.learn.config import ConfigError
+from agent.learn.imitation.phases import OnPolicyImitation
+from agent.learn.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tags_of
+from agent.learn.problems import Split, problems_of
+from agent.learn.evaluation import is_better
+from agent.learn.train import train
+from envs.problem import Problem
+from tests.agent.learn.train_cases import SMALL, MemoryContext, chains, numbers
+
+VALIDATION = "step_time/validation_over_single"
+
+
+def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
+    saved = context.checkpoints.latest()
+    assert saved is not None
+    return dict(saved.tensors)
+
+
+def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    result = train(replace(SMALL, demonstrations=0, timesteps=12_000, learning_rate=5e-3), context)
+    assert result.finished
+    assert result.best_score == pytest.approx(0.25, abs=0.01)
+    assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.4
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
+    first, second, other = (MemoryContext(tmp_path / name) for name in "abc")
+    other.seed = 1
+    for context in (first, second, other):
+        train(replace(SMALL, timesteps=1024, mdp=mdp), context)
+    assert numbers(first) == numbers(second)
+    assert numbers(first) != numbers(other)
+
+
+LEARNING = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
+
+
+@pytest.fixture(scope="module")
+def full_model(tmp_path_factory: pytest.TempPathFactory) -> MemoryContext:
+    """A training from which nothing is left out."""
+    context = MemoryContext(tmp_path_factory.mktemp("full-model"))
+    train(LEARNING, context)
+    return context
+
+
+@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"feature_set": "state"}])
+def test_what_is_left_out_makes_another_policy_that_still_learns(
+    tmp_path: Path, full_model: MemoryContext, change: dict[str, str]
+) -> None:
+    context = MemoryContext(tmp_path)
+    train(replace(LEARNING, **change), context)
+    assert numbers(context) != numbers(full_model)
+    assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.6
+
+
+def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
+    whole, halves = MemoryContext(tmp_path / "whole"), MemoryContext(tmp_path / "halves", stop_after=4)
+    train(SMALL, whole)
+    stopped = train(SMALL, halves)
+    assert not stopped.finished
+    halves.stop_after = 10**9
+    resumed = train(SMALL, halves)
+    assert resumed.finished
+    assert numbers(halves) == numbers(whole)
+    assert all(torch.equal(tensor, weights(halves)[name]) for name, tensor in weights(whole).items())
+
+
+def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    result = train(SMALL, context)
+    assert result.cut_short == (), "without a limit"
+    assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
+    assert result.best_score in [row.get(SCORE) for row in context.rows[1:]]
+    card = read_policy(tmp_path).card
+    shown = (*context.graphs.train, *context.graphs.validation)
+    assert [card.how_seen(graph) for graph in shown] == ["yes"] * 3
+    assert card.how_seen(context.graphs.held_out[0]) != "yes"
+    load_policy(tmp_path)
+
+
+def test_the_newest_policy_is_kept_that_is_not_surely_worse_than_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, level, worse = (0.5, 0.5), (0.55, 0.48), (0.9, 0.9)
+    found = chain.from_iterable(([a], [b], [1.0]) for a, b in chain([worse, best, level], repeat(worse)))
+    monkeypatch.setattr(selection, "MOST", 1)
+    monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
+    result = train(SMALL, MemoryContext(tmp_path))
+    assert result.best_score == pytest.approx(np.prod(level) ** 0.5)
+    assert is_better([0.0, 0.1, 0.0, -0.2], [0.0] * 4)
+    assert not is_better([0.0, 0.3, 0.0, 0.1], [0.0] * 4), "without validation graphs, the least counts"
+
+
+@pytest.mark.parametrize("stop_after", [2, 10**9])
+def test_the_start_is_kept_where_no_later_policy_is_better(
+    stop_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where chance might be why later ones are worse, and where the training is resumed."""
+    first = MemoryContext(tmp_path / "first")
+    train(replace(SMALL, timesteps=256, dagger_rounds=0, demonstrations=0), first)
+    later = chain([(0.5, 0.5)], repeat((0.9, 0.3)))
+    found = chain.from_iterable(([a], [b], [1.0]) for a, b in later)
+    monkeypatch.setattr(selection, "MOST", 1)
+    monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
+    config = replace(SMALL, timesteps=1024, dagger_rounds=0, demonstrations=0, init=str(first.folder))
+    context = MemoryContext(tmp_path / "second", stop_after=stop_after)
+    if not (result := train(config, context)).finished:
+        context.stop_after = 10**9
+        result = train(config, context)
+    assert (result.best_score, result.best_timesteps) == (pytest.approx(0.5), 0)
+    start, kept = (load_policy(each.folder).network.state_dict() for each in (first, context))
+    assert all(torch.equal(start[name], kept[name]) for name in start)
+    assert "no policy of this training places these graphs better than its start" in closing_lines(
+        result, tmp_path
+    )
+
+
+def test_a_training_that_is_stopped_before_an_update_keeps_nothing(tmp_path: Path) -> None:
+    assert not train(SMALL, MemoryContext(tmp_path, stop_after=0)).finished
+    assert not (tmp_path / "policy.json").exists()
+
+
+@pytest.fixture
+def imitation_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of seconds imitate, too."""
+    monkeypatch.setattr(training_config, "LEAST_IMITATION_S", 0.0)
+
+
+def test_a_short_training_learns_by_reinforcement_alone(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    result = train(replace(SMALL, timesteps=512, minutes=3.9), context)
+    assert [row["timesteps"] for row in context.rows] == [0, 256, 512]
+    assert [SCORE in row for row in context.rows] == [True] * 3
+    assert context.pictures[:2] == [(0, "eval/placed_before"), (0, "eval/placed_now")]
+    assert context.pictures[2:] == [(at, "eval/placed_now") for at in (256, 512)]
+    assert result.reinforcement["score"] == (context.rows[0][SCORE], context.rows[-1][SCORE])
+    assert set(result.reinforcement) == {"score", "validation", "held_out"}
+    assert replace(SMALL, minutes=3.9).leaves_imitation_out, "one line says so"
+    assert not replace(SMALL, minutes=4).leaves_imitation_out
+
+
+@pytest.mark.usefixtures("imitation_in_seconds")
+def test_each_phase_gets_its_part_of_the_time_and_what_is_cut_short_is_named(tmp_path: Path) -> None:
+    train(replace(SMALL, timesteps=256), MemoryContext(tmp_path / "compiled"))
+    context = MemoryContext(tmp_path / "run")
+    endless = replace(SMALL, search=10**9, imitation_epochs=10**6, dagger_rounds=10**6, timesteps=10**9)
+    result = train(replace(endless, minutes=0.1), context)
+    assert result.finished
+    assert 4.0 <= result.wall_s < 60.0
+    assert result.timesteps > 0
+    assert (tmp_path / "run" / "policy.safetensors").exists()
+    phases = ["search for demonstrations", "imitation", "on-policy imitation", "reinforcement"]
+    assert [each.partition(":")[0] for each in result.cut_short] == phases
+    assert "0 of 2 placements, and 2 with fewer evaluations" in result.cut_short[0]
+    assert result.cut_short[-1].endswith(" of 1,000,000,000 decisions")
+
+
+def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) -> None:
+    long = replace(SMALL, demonstrations=0, dagger_rounds=0, n_steps=40_000, timesteps=10**9)
+    context = MemoryContext(tmp_path / "long")
+    result = train(replace(long, minutes=0.1), context)
+    assert 128 <= result.timesteps < 8 * 40_000
+    assert 3.0 < result.wall_s < 60.0
+    ample = MemoryContext(tmp_path / "ample")
+    train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=512, minutes=60), ample)
+    assert [row["timesteps"] for row in ample.rows] == [0, 256, 512]
+
+
+@pytest.mark.usefixtures("imitation_in_seconds")
+def test_phases_for_which_no_time_is_left_are_left_out_and_made_with_more_time(tmp_path: Path) -> None:
+    late = replace(SMALL, minutes=1e-6)
+    context = MemoryContext(tmp_path)
+    result = train(late, context)
+    assert result.finished
+    assert [len(context.rows), result.timesteps] == [2, 0]
+    assert (tmp_path / "policy.safetensors").exists()
+    assert "reinforcement: 0 of 2,048 decisions" in result.cut_short
+    assert train(late, context).finished
+    assert len(context.rows) == 2
+    assert train(replace(late, minutes=60), context).timesteps == 2048
+
+
+@pytest.mark.parametrize(("pass_s", "is_late"), [(14.0, False), (16.0, True)])
+def test_a_round_that_would_outlast_the_training_is_not_begun(pass_s: float, is_late: bool) -> None:
+    """With 30 seconds left, a round of two passes needs passes of less than 15."""
+    config = SimpleNamespace(planned_dagger_rounds=20, imitation_epochs=1, demonstrations=1)
+    clock = Clock(60)
+    clock.go_on_from(Elapsed(30.0, 30.0))
+    round_of = OnPolicyImitation(SimpleNamespace(config=config, clock=clock), SimpleNamespace(step_s=pass_s))
+    round_of.leave_out_if_late()
+    assert round_of.timed_out == is_late
+
+
+@pytest.mark.usefixtures("imitation_in_seconds")
+def test_time_used_before_an_interruption_counts_and_finished_phases_stay_so(tmp_path: Path) -> None:
+    config = replace(SMALL, imitation_epochs=10**6, timesteps=10**9, minutes=0.05)
+    context = MemoryContext(tmp_path)
+    first = train(config, context)
+    n_rows = len(context.rows)
+    again = train(config, context)
+    assert 0.8 * first.wall_s <= again.wall_s < 2 * first.wall_s
+    assert len(context.rows) == n_rows
+    assert again.cut_short == first.cut_short
+    assert again.best_score == first.best_score
+    longer = train(replace(config, minutes=config.minutes + 0.02), context)
+    assert longer.timesteps > first.timesteps
+    assert longer.cut_short[0] == first.cut_short[0], "imitation does not go on after reinforcement"
+
+
+def test_a_resumed_run_searches_and_anneals_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = MemoryContext(tmp_path, stop_after=2)
+    assert not train(SMALL, context).finished
+
+    monkeypatch.setattr(type(PLACERS["annealing"]), "place", without_annealing)
+    context.stop_after = 10**9
+    assert train(SMALL, context).finished
+
+
+def without_annealing(placer: Placer, problem: Problem, budget: Budget, rng: np.random.Generator) -> object:
+    """`Placer.place`, but for annealing."""
+    assert placer.name != "annealing"
+    search = SearchState(problem, budget)
+    placer.strategies["step"](search, rng)
+    return search.result()
+
+
+def test_a_policy_to_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = MemoryContext(tmp_path / "first")
+    train(replace(SMALL, timesteps=256), first)
+    read: list[str] = []
+
+    def read_counted(path: str) -> StoredPolicy:
+        read.append(path)
+        return read_policy(path)
+
+    for module in (inputs, serialization):
+        monkeypatch.setattr(module, "read_policy", read_counted)
+    config = replace(SMALL, timesteps=256, init=str(first.folder))
+    context = MemoryContext(tmp_path / "second")
+    train(config, context, inputs.read_inputs(config, context.graphs))
+    assert read == [config.init]
+
+
+def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to learn; give --timesteps"):
+        train(replace(SMALL, timesteps=0, dagger_rounds=0, demonstrations=0), MemoryContext(tmp_path))
+
+
+def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
+    first = MemoryContext(tmp_path / "first")
+    trained = train(replace(SMALL, timesteps=1024, learning_rate=5e-3), first)
+    second = MemoryContext(tmp_path / "second")
+    unchanged = replace(SMALL, demonstrations=0, dagger_rounds=0, learning_rate=1e-9, final_learning_rate=0)
+    config = replace(unchanged, timesteps=256, init=str(first.folder))
+    assert train(config, second).best_score == pytest.approx(trained.best_score)
+
+
+def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
+    first, second = MemoryContext(tmp_path / "first"), MemoryContext(tmp_path / "second")
+    train(replace(SMALL, timesteps=256), first)
+    other = chains(3, 3, "other")
+    second.graphs = Split((other,), (), ())
+    train(replace(SMALL, timesteps=256, init=str(first.folder)), second)
+    card = read_policy(second.folder).card
+    assert card.how_seen(other) == "yes"
+    assert card.how_seen(first.graphs.train[0]) == "yes"
+    assert card.how_seen(first.graphs.held_out[0]) != "yes"
+
+
+def test_metrics_are_complete_and_each_has_a_meaning(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    train(replace(SMALL, timesteps=512), context)
+    reported = {key.replace("/chains", "/FAMILY") for row in context.rows for key in row}
+    assert reported - {"timesteps"} == set(meanings())
+    assert set(MEANINGS) < set(meanings())
+    assert all(f"| `{name}` |" in as_markdown() for name in reported - {"timesteps"})
+    rated = [row["training/phase"] for row in context.rows if SCORE in row]
+    assert rated[0] == 1, "curves begin with the first pass of imitation"
+    assert context.rows[0].keys() >= {SCORE, "step_time/held_out_over_annealing"}
+    assert set(rated) == {1, 2, 3}
+
+
+def tensorboard_key(tag: str) -> list[tuple[int, str]]:
+    """How TensorBoard sorts tags: slashes, underscores and digits come before all other characters."""
+    return [(0, "") if sign in "/_" else (1, sign) for sign in tag]
+
+
+def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
+    by_family = [step_time_name("held_out", "annealing", f"an_own_model_{at}") for at in range(9)]
+    tags = tags_of([*meanings(), *by_family]).values()
+    assert len(set(tags)) == len(tags)
+    assert max(len(tag) for tag in tags if tag not in FROM_SB3 and "of_family" not in tag) <= 20
+    ordered = sorted(tags, key=tensorboard_key)
+    assert ordered[:2] == ["compare/to_annealing", "compare/trained_on"]
+    groups = list(dict.fromkeys(tag.split("/")[0] for tag in ordered))
+    assert groups == ["compare", "eval", "of_family", "rollout", "time", "to_device", "train", "training"]
+    assert not any("of_family" in tag for tag in tags_of(by_family[:1]).values()), "one family has one curve"
+
+
+def test_references_are_those_of_annealing(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=256), context)
+    problem = problems_of(context.graphs.held_out, SMALL.cluster)[0]
+    found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
+    row = next(row for row in context.rows if SCORE in row)
+    over_single = row["step_time/held_out_over_single"]
+    assert row["step_time/held_out_over_annealing"] == pytest.approx(over_single * problem.scale_s / found)
+
+
+def test_a_policy_learns_from_randomized_clusters(tmp_path: Path) -> None:
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=3)
+    assert train(config, MemoryContext(tmp_path)).finished

@@ -244,8 +244,8 @@ class Checkpoints(UpdateCallback):
         for key, value in self._run.items():
             if saved.get(key, value) != value:
                 raise CheckpointError(
-                    f"{self.folder.folder}: holds a checkpoint of a run with another setting of {key}; put the "
-                    "run's own checkpoint back, or start a new training under another name"
+                    f"{self.folder.folder}: holds a checkpoint of a run with another setting of {key}; put "
+                    "the run's own checkpoint back, or start a new training under another name"
                 )
 
     def _on_training_start(self) -> None:

@@ -22,7 +22,8 @@ MEANINGS = {
     OVER_SEARCH: "greedy step time over that of annealing with 10,000 evaluations, on graphs that decide "
     "nothing; below 1 the policy is ahead",
     TRAINED_ON: "the same on up to 16 graphs that it trains on",
-    EVALUATED_REWARD: "minus the mean greedy step time over the fastest single device, on graphs that decide nothing",
+    EVALUATED_REWARD: "minus the mean greedy step time over the fastest single device, on graphs that "
+    "decide nothing",
     f"{BY_FAMILY}FAMILY": f"`{OVER_SEARCH}` of one family, where there are several",
     REWARD: "mean return of the last 100 episodes: minus step times of one device",
     "rollout/ep_len_mean": "mean number of their decisions",

@@ -45,7 +45,7 @@ from graphs.system.json_files import write_all_atomic
 
 DEFAULTS = TrainConfig()
 TRAINING = "training.safetensors"
-"""File beside those of the policy that `PlacementPPO.save` writes: weights, optimizer, counters, callbacks."""
+"""File beside those of the policy that `PlacementPPO.save` writes, to continue its training from."""
 
 
 FIELDS = {name: name for name in ("learning_rate", "n_steps", "batch_size", "gae_lambda", "max_grad_norm")}
@@ -201,7 +201,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
     def restart(self) -> None:
         """Gives unfinished episodes up, as a model that is saved now and read later does."""
         self._seed_anew()
-        assert self.env is not None and self.ep_info_buffer is not None
+        assert self.env is not None
+        assert self.ep_info_buffer is not None
         self._last_obs = self.env.reset()
         self._last_episode_starts = np.ones(self.n_envs, dtype=np.bool_)
         self.ep_info_buffer.clear()

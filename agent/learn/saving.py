@@ -25,7 +25,7 @@ class Stateful(Protocol):
         """Continues from such a state.
 
         Raises:
-            CheckpointError, LookupError, RuntimeError, TypeError, ValueError: the state is not of this callback.
+            LookupError, RuntimeError, TypeError, ValueError: the state is not of this callback.
         """
 
 

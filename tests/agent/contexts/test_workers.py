@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from agent.contexts import distributed
 from agent.contexts.process_group import ProcessGroup
-from agent.learn.reinforcement import actor_critic
+from agent.learn import actor_critic
 from agent.learn.train import Result, train
 from agent.learn.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows
 from tests.agent.contexts.worker_cases import in_workers

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent.learn.performance import in_threads
+from agent.policy.threads import in_threads
 
 
 def loss_and_gradients(n_jobs: int) -> tuple[float, list[Tensor]]:

@@ -49,7 +49,7 @@ class MetricsFile(KVWriter):
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
-        """Appends one row and flushes it; the first replaces those of its update and later, of a killed run."""
+        """Appends a row and flushes it; the first replaces those of its update and later, of a killed run."""
         file = self._file or self._open(int(key_values[UPDATES]))
         row: dict[str, float | None] = {"timesteps": step}
         for name, value in key_values.items():

@@ -38,7 +38,7 @@ def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
 
 def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
-    result = train(replace(SMALL, demonstrations=0, timesteps=12_000, learning_rate=5e-3), context)
+    result = train(replace(SMALL, timesteps=12_000, learning_rate=5e-3), context)
     assert result.finished
     assert result.best_score == pytest.approx(0.25, abs=0.01)
     assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.4
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
     assert numbers(first) != numbers(other)
 
 
-LEARNING = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
+LEARNING = replace(SMALL, timesteps=6_000, learning_rate=5e-3)
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +119,12 @@ def test_the_start_is_kept_where_no_later_policy_is_better(
 ) -> None:
     """Also where chance might be why later ones are worse, and where the training is resumed."""
     first = MemoryContext(tmp_path / "first")
-    train(replace(SMALL, timesteps=256, dagger_rounds=0, demonstrations=0), first)
+    train(replace(SMALL, timesteps=256, demonstrations=0), first)
     later = chain([(0.5, 0.5)], repeat((0.9, 0.3)))
     found = chain.from_iterable(([a], [b], [1.0]) for a, b in later)
     monkeypatch.setattr(selection, "MOST", 1)
     monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
-    config = replace(SMALL, timesteps=1024, dagger_rounds=0, demonstrations=0, init=str(first.folder))
+    config = replace(SMALL, timesteps=1024, init=str(first.folder))
     context = MemoryContext(tmp_path / "second", stop_after=stop_after)
     if not (result := train(config, context)).finished:
         context.stop_after = 10**9
@@ -142,12 +142,6 @@ def test_a_training_that_is_stopped_before_an_update_keeps_nothing(tmp_path: Pat
     assert not (tmp_path / "policy.json").exists()
 
 
-@pytest.fixture
-def imitation_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of seconds imitate, too."""
-    monkeypatch.setattr(training_config, "LEAST_IMITATION_S", 0.0)
-
-
 def test_a_short_training_learns_by_reinforcement_alone(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     result = train(replace(SMALL, timesteps=512, minutes=3.9), context)
@@ -161,72 +155,15 @@ def test_a_short_training_learns_by_reinforcement_alone(tmp_path: Path) -> None:
     assert not replace(SMALL, minutes=4).leaves_imitation_out
 
 
-@pytest.mark.usefixtures("imitation_in_seconds")
-def test_each_phase_gets_its_part_of_the_time_and_what_is_cut_short_is_named(tmp_path: Path) -> None:
-    train(replace(SMALL, timesteps=256), MemoryContext(tmp_path / "compiled"))
-    context = MemoryContext(tmp_path / "run")
-    endless = replace(SMALL, search=10**9, imitation_epochs=10**6, dagger_rounds=10**6, timesteps=10**9)
-    result = train(replace(endless, minutes=0.1), context)
-    assert result.finished
-    assert 4.0 <= result.wall_s < 60.0
-    assert result.timesteps > 0
-    assert (tmp_path / "run" / "policy.safetensors").exists()
-    phases = ["search for demonstrations", "imitation", "on-policy imitation", "reinforcement"]
-    assert [each.partition(":")[0] for each in result.cut_short] == phases
-    assert "0 of 2 placements, and 2 with fewer evaluations" in result.cut_short[0]
-    assert result.cut_short[-1].endswith(" of 1,000,000,000 decisions")
-
-
 def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) -> None:
-    long = replace(SMALL, demonstrations=0, dagger_rounds=0, n_steps=40_000, timesteps=10**9)
+    long = replace(SMALL, n_steps=40_000, timesteps=10**9)
     context = MemoryContext(tmp_path / "long")
     result = train(replace(long, minutes=0.1), context)
     assert 128 <= result.timesteps < 8 * 40_000
     assert 3.0 < result.wall_s < 60.0
     ample = MemoryContext(tmp_path / "ample")
-    train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=512, minutes=60), ample)
+    train(replace(SMALL, timesteps=512, minutes=60), ample)
     assert [row["timesteps"] for row in ample.rows] == [0, 256, 512]
-
-
-@pytest.mark.usefixtures("imitation_in_seconds")
-def test_phases_for_which_no_time_is_left_are_left_out_and_made_with_more_time(tmp_path: Path) -> None:
-    late = replace(SMALL, minutes=1e-6)
-    context = MemoryContext(tmp_path)
-    result = train(late, context)
-    assert result.finished
-    assert [len(context.rows), result.timesteps] == [2, 0]
-    assert (tmp_path / "policy.safetensors").exists()
-    assert "reinforcement: 0 of 2,048 decisions" in result.cut_short
-    assert train(late, context).finished
-    assert len(context.rows) == 2
-    assert train(replace(late, minutes=60), context).timesteps == 2048
-
-
-@pytest.mark.parametrize(("pass_s", "is_late"), [(14.0, False), (16.0, True)])
-def test_a_round_that_would_outlast_the_training_is_not_begun(pass_s: float, is_late: bool) -> None:
-    """With 30 seconds left, a round of two passes needs passes of less than 15."""
-    config = SimpleNamespace(planned_dagger_rounds=20, imitation_epochs=1, demonstrations=1)
-    clock = Clock(60)
-    clock.go_on_from(Elapsed(30.0, 30.0))
-    round_of = OnPolicyImitation(SimpleNamespace(config=config, clock=clock), SimpleNamespace(step_s=pass_s))
-    round_of.leave_out_if_late()
-    assert round_of.timed_out == is_late
-
-
-@pytest.mark.usefixtures("imitation_in_seconds")
-def test_time_used_before_an_interruption_counts_and_finished_phases_stay_so(tmp_path: Path) -> None:
-    config = replace(SMALL, imitation_epochs=10**6, timesteps=10**9, minutes=0.05)
-    context = MemoryContext(tmp_path)
-    first = train(config, context)
-    n_rows = len(context.rows)
-    again = train(config, context)
-    assert 0.8 * first.wall_s <= again.wall_s < 2 * first.wall_s
-    assert len(context.rows) == n_rows
-    assert again.cut_short == first.cut_short
-    assert again.best_score == first.best_score
-    longer = train(replace(config, minutes=config.minutes + 0.02), context)
-    assert longer.timesteps > first.timesteps
-    assert longer.cut_short[0] == first.cut_short[0], "imitation does not go on after reinforcement"
 
 
 def test_a_resumed_run_searches_and_anneals_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,14 +202,14 @@ def test_a_policy_to_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to learn; give --timesteps"):
-        train(replace(SMALL, timesteps=0, dagger_rounds=0, demonstrations=0), MemoryContext(tmp_path))
+        train(replace(SMALL, timesteps=0, demonstrations=0), MemoryContext(tmp_path))
 
 
 def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
     first = MemoryContext(tmp_path / "first")
     trained = train(replace(SMALL, timesteps=1024, learning_rate=5e-3), first)
     second = MemoryContext(tmp_path / "second")
-    unchanged = replace(SMALL, demonstrations=0, dagger_rounds=0, learning_rate=1e-9, final_learning_rate=0)
+    unchanged = replace(SMALL, learning_rate=1e-9, final_learning_rate=0)
     config = replace(unchanged, timesteps=256, init=str(first.folder))
     assert train(config, second).best_score == pytest.approx(trained.best_score)
 
@@ -321,7 +258,7 @@ def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
 
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
-    train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=256), context)
+    train(replace(SMALL, timesteps=256), context)
     problem = problems_of(context.graphs.held_out, SMALL.cluster)[0]
     found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
     row = next(row for row in context.rows if SCORE in row)

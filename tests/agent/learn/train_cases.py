@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Image, KVWriter
 
 from agent.learn.checkpoints import CheckpointFolder
 from agent.learn.config import TrainConfig
 from agent.learn.metrics import CPU_S, SPEED, WALL_S
 from agent.learn.problems import Split
 from agent.learn.workers import SOLO, WorkerGroup
-from envs.placement.render import Picture
 from envs.runtime.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph
 
 SMALL = TrainConfig(
     cluster=("4xh100",),
-    demonstrations=1,
-    search=50,
-    imitation_epochs=2,
-    dagger_rounds=1,
     timesteps=2048,
     hidden=16,
     rounds=1,
@@ -43,6 +41,22 @@ def chains(n_chains: int, length: int, name: str) -> OpGraph:
     return build_graph(name, "chains", ops, tensors)
 
 
+class Memory(KVWriter):
+    """Keeps the rows that are logged, and of pictures what is drawn."""
+
+    def __init__(self) -> None:
+        self.rows = list[dict[str, float]]()
+        self.pictures = list[tuple[int, str]]()
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        numbers = {name: float(value) for name, value in key_values.items() if not hasattr(value, "__dict__")}
+        self.rows.append({"timesteps": step, **numbers})
+        self.pictures += [(step, name) for name, value in key_values.items() if isinstance(value, Image)]
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass
 class MemoryContext:
     """A context that keeps the numbers, and stops after some updates."""
@@ -51,22 +65,18 @@ class MemoryContext:
     stop_after: int = 10**9
     seed: int = 0
     device: str = "cpu"
-    rows: list[dict[str, float]] = field(default_factory=list)
-    pictures: list[tuple[int, str]] = field(default_factory=list)
     runnable: RunnableModel | None = None
     group: WorkerGroup = SOLO
+    callbacks: tuple[BaseCallback, ...] = ()
 
     def __post_init__(self) -> None:
         train_on = tuple(chains(4, length, f"chains{length}") for length in (3, 4))
         self.graphs = Split(train_on, (chains(4, 5, "chains5"),), (chains(4, 6, "chains6"),))
         self.folder.mkdir(exist_ok=True)
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
-
-    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        self.rows.append({"timesteps": timesteps, **metrics})
-
-    def show(self, timesteps: int, tag: str, picture: Picture) -> None:
-        self.pictures.append((timesteps, tag))
+        self._memory = Memory()
+        self.outputs = (self._memory,)
+        self.rows, self.pictures = self._memory.rows, self._memory.pictures
 
     def announce(self, activity: str, share: float) -> None:
         assert 0 <= share <= 1
@@ -76,6 +86,6 @@ class MemoryContext:
 
 
 def numbers(context: MemoryContext) -> list[dict[str, float]]:
-    """What was reported, without what the clock decides."""
-    clock = {WALL_S, CPU_S, SPEED}
+    """What was logged, without what the clock decides."""
+    clock = {WALL_S, CPU_S, SPEED, "time/time_elapsed", "time/iterations"}
     return [{key: value for key, value in row.items() if key not in clock} for row in context.rows]

@@ -202,10 +202,10 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """Gives unfinished episodes up, as a model that is saved now and read later does."""
         self._seed_anew()
         assert self.env is not None
-        assert self.ep_info_buffer is not None
         self._last_obs = self.env.reset()
         self._last_episode_starts = np.ones(self.n_envs, dtype=np.bool_)
-        self.ep_info_buffer.clear()
+        if self.ep_info_buffer is not None:
+            self.ep_info_buffer.clear()
 
     def _hparams(self) -> dict[str, Any]:
         """Returns what people vary, and the other arguments that are not the defaults."""
@@ -292,6 +292,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """Fills the buffer with a rollout; returns the ends of own episodes."""
         policy, buffer = self.policy.placer, self.rollout_buffer
         compiled, decisions = policy.compiled(), buffer.begin(n_steps)
+        decisions.starts[0] = self._last_episode_starts
+        self._last_episode_starts = np.zeros(self.n_envs, dtype=np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):
             ended = collect(
                 env,

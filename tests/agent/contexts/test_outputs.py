@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from agent.learn.metrics import ITERATION, PHASE, PROGRESS, SCORE, SPEED, USES, meanings, step_time_name
 from agent.contexts.outputs import MetricsError, MetricsFile, ProgressBar, TensorBoard
+from agent.learn.metrics import ITERATION, PHASE, PROGRESS, SCORE, SPEED, USES, meanings, step_time_name
 
 
 def row(iteration: int) -> str:

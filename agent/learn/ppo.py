@@ -379,7 +379,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         state = {
             **saved.state,
             "arguments": self._plain,
-            "policy_kwargs": {"encodes": self.policy.encodes, "threads": self.policy.threads},
+            "policy_kwargs": {name: getattr(self.policy, name) for name in ("freeze_encoder", "threads")},
             "shape": {name: getattr(shape, name) for name in names},
             "mdp": policy.mdp_config.to_json(),
         }

@@ -193,7 +193,7 @@ def _make_model(
         "device": context.device,
         "group": context.group,
     }
-    kwargs: dict[str, Any] = {"threads": config.threads, "encodes": config.learn_encoder}
+    kwargs: dict[str, Any] = {"threads": config.threads, "freeze_encoder": config.freeze_encoder}
     if saved is not None and saved.path is not None:
         model = PlacementPPO.load(saved.path, env, policy_kwargs=kwargs, **settings)
     else:

@@ -44,7 +44,6 @@ def plain() -> PlacementPPO:
         environment(1),
         **settings_of(CONFIG),
         share=1.0,
-        policy_kwargs={"encodes": True},
         seed=0,
         device="cpu",
     )

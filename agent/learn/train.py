@@ -21,7 +21,7 @@ from agent.learn.metrics import HELD_OUT, SCORE, VALIDATION
 from agent.learn.performance import tune_malloc
 from agent.learn.ppo import PlacementPPO, settings_of
 from agent.learn.problems import Split, training_problems, validation_problems
-from agent.learn.validation import some
+from agent.learn.references import some
 from agent.learn.workers import FIRST, WorkerGroup
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork

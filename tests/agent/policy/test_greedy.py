@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from agent.learn import validation as evaluating
-from agent.learn.validation import ratios_over_orders
+from agent.policy import greedy as evaluating
+from agent.policy.greedy import ratios_over_orders
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape

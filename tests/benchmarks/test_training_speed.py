@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from sb3_contrib import MaskablePPO
 
-from agent.policy.network import PlacementNetwork
-from agent.policy.policy import Policy, torch_threads
-from agent.policy.shape import current_shape
 from agent.learn.config import TrainConfig
 from agent.learn.performance import bf16_matmul, tune_malloc
 from agent.learn.ppo import PlacementPPO, make_ppo, settings_of
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy, torch_threads
+from agent.policy.shape import current_shape
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
@@ -39,14 +39,7 @@ def environment(threads: int) -> PlacementVecEnv:
 @cache
 def plain() -> PlacementPPO:
     """One thread, learning from every decision, the graph encoder included."""
-    return PlainPPO(
-        "PlacementPolicy",
-        environment(1),
-        **settings_of(CONFIG),
-        share=1.0,
-        seed=0,
-        device="cpu",
-    )
+    return PlainPPO("PlacementPolicy", environment(1), **settings_of(CONFIG), share=1.0, seed=0, device="cpu")
 
 
 @cache

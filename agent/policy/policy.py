@@ -60,7 +60,7 @@ class Policy(nn.Module):
         data = Batch.from_data_list([graph_data(problem, self.device)])
         with torch_threads(1):
             contexts = self.network.contexts(*self.network.encode(data), data.batch)
-        contexts = contexts[:, : self.network.shape.hidden].contiguous()
+        contexts = contexts[:, : self.network.shape.hidden]
         return contexts.cpu().numpy(), data.node_of.cpu().numpy()
 
     def set_problems(self, problems: Sequence[Problem]) -> None:

@@ -14,8 +14,9 @@ class Round(nn.Module):
     """One round of messages: own state, states of producers, states of consumers; normalised, residual.
 
     Args:
-        along: convolution along the edges, with the node's own state and a bias.
-        against: convolution against the edges, without.
+        hidden: width of the states.
+        along: convolution along the edges; reads the node's own state, too.
+        against: convolution against the edges.
     """
 
     def __init__(self, hidden: int, along: nn.Module, against: nn.Module) -> None:
@@ -45,7 +46,7 @@ class Sage(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def convolutions(self, hidden: int) -> tuple[nn.Module, nn.Module]:
-        """Makes what a `Round` is made of."""
+        """Makes the convolutions of a round, along and against the edges."""
         return SAGEConv(hidden, hidden), SAGEConv(hidden, hidden, root_weight=False, bias=False)
 
     def forward(self, data: Batch) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.policy.encoders.base import ENCODERS
-from agent.policy.graph_batch import GraphBatch
+from agent.policy.graph_data import Batch, global_mean_pool
 from agent.policy.shape import NetworkShape
 from envs.placement.observation.features import columns_of
 
@@ -37,10 +37,11 @@ class PlacementNetwork(nn.Module):
             last.weight.mul_(0.01)
             last.bias.zero_()
 
-    def encode(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+    def encode(self, data: Batch) -> tuple[Tensor, Tensor]:
         """Embeds the nodes of graphs, (n_nodes of all, hidden), and sums each graph up, a row a graph."""
-        embedding = self.encoder(batch)
-        return embedding, torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
+        embedding = self.encoder(data)
+        mean = global_mean_pool(embedding, data.batch, len(data.graph_features))
+        return embedding, torch.cat([mean, data.graph_features], dim=1)
 
     def contexts(self, embedding: Tensor, summary: Tensor, member: Tensor) -> Tensor:
         """Computes the part of the heads that no placement changes.

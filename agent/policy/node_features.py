@@ -232,22 +232,6 @@ def _source_inputs(graph: OpGraph) -> FloatArray:
     return n_sources / np.maximum(np.diff(graph.predecessors.ptr), 1)
 
 
-class GraphArrays(NamedTuple):
-    """The compute ops of one problem, contracted as `node_features.contract` does."""
-
-    nodes: NDArray[np.float32]  # (n_nodes, n_node_features) features of the compute ops
-    graph: NDArray[np.float32]  # (n_graph_features,) features of the whole
-    edges: IntArray  # (2, n_edges) producer and consumer, sorted by producer
-    node_of: IntArray  # (n_ops,) node of each op, -1 for ops that no episode decides
-
-
-def graph_arrays(problem: Problem) -> GraphArrays:
-    """Computes the features and edges of a problem."""
-    node_of, edges = contract(problem.graph)
-    nodes = node_features(problem)[problem.graph.is_compute]
-    return GraphArrays(nodes, graph_features(problem), np.ascontiguousarray(edges.T), node_of)
-
-
 def category(op_type: str) -> str:
     """Finds the kind of work that an op does, one of `CATEGORIES`, from its type alone, such as `aten.mm`."""
     lowered = op_type.lower()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from agent.policy.compiled.head import Contexts
-from agent.policy.compiled.policy import COMPILED_ENCODER, CompiledPolicy, Encoded
-from agent.policy.graph_batch import GraphBatch, GraphTensors
+from agent.policy.compiled.policy import CompiledPolicy, Encoded
+from agent.policy.graph_data import Batch, Data, graph_data
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from envs.problem import Problem
@@ -46,28 +46,26 @@ class Policy(nn.Module):
         return self._any_weight[0].device
 
     def compiled(self) -> CompiledPolicy:
-        """Returns the actor with its present weights in arrays."""
-        shape = self.network.shape
+        """Returns the policy with the present weights of its head in arrays."""
         weights = {
             name: tensor.detach().cpu().float().numpy().copy()
             for name, tensor in self.network.state_dict().items()
+            if not name.startswith("encoder.")
         }
-        encode = None if shape.encoder == COMPILED_ENCODER else self._encoded
-        return CompiledPolicy(shape, weights, self.mdp_config, encode)
+        return CompiledPolicy(self.network.shape, weights, self.mdp_config, self._encoded)
 
     @torch.no_grad()
     def _encoded(self, problem: Problem) -> Encoded:
-        """Encodes a problem by torch, as `CompiledPolicy.encode` says."""
-        graph = GraphTensors.of(problem, self.device)
+        """Encodes a problem, as `CompiledPolicy.encode` says."""
+        data = Batch.from_data_list([graph_data(problem, self.device)])
         with torch_threads(1):
-            batch = GraphBatch.of([graph])
-            contexts = self.network.contexts(*self.network.encode(batch), batch.member)
+            contexts = self.network.contexts(*self.network.encode(data), data.batch)
         contexts = contexts[:, : self.network.shape.hidden]
-        return contexts.cpu().numpy(), graph.node_of.cpu().numpy()
+        return contexts.cpu().numpy(), data.node_of.cpu().numpy()
 
     def set_problems(self, problems: Sequence[Problem]) -> None:
         """Replaces the problems: observations then name `problems[i]` by `i`."""
-        graphs = [GraphTensors.of(problem, self.device) for problem in problems]
+        graphs = [graph_data(problem, self.device) for problem in problems]
         self.embeddings = EmbeddingCache(self.network, graphs)
 
     def scores(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -115,12 +113,12 @@ class EmbeddingCache:
         graphs: the encoder's view of each problem, by problem index.
     """
 
-    def __init__(self, network: PlacementNetwork, graphs: Sequence[GraphTensors]) -> None:
+    def __init__(self, network: PlacementNetwork, graphs: Sequence[Data]) -> None:
         self.graphs = tuple(graphs)
         self._network = network
         shape, device = network.shape, next(network.parameters()).device
         self._first_op = _starts([len(graph.node_of) for graph in self.graphs], device)
-        self._first_node = _starts([len(graph.nodes) for graph in self.graphs], device)
+        self._first_node = _starts([graph.num_nodes for graph in self.graphs], device)
         no_ops = torch.empty(0, dtype=torch.int64, device=device)
         self._node_of = torch.cat([no_ops, *(graph.node_of for graph in self.graphs)])
         n_nodes = int(self._first_node[-1])
@@ -132,7 +130,7 @@ class EmbeddingCache:
         self._encoder_weights = list(network.encoder.parameters())
         self._context_weights = [*network.of_op.parameters(), *network.of_graph.parameters()]
         self._versions = (-1, -1)
-        self._unions: dict[tuple[int, ...], GraphBatch] = {}
+        self._unions: dict[tuple[int, ...], Batch] = {}
 
     def n_nodes(self, problems: Tensor) -> Tensor:
         """Counts the nodes of problems, int64 (n,), given by index, int64 (n,)."""
@@ -197,8 +195,8 @@ class EmbeddingCache:
         """As `contexts`, with gradients: the problems that occur are encoded in one batch, each once."""
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         union = self._union(tuple(present.tolist()))
-        contexts = self._network.contexts(*self._network.encode(union), union.member)
-        return contexts.index_select(0, union.start[which] + self._node(problem, op))
+        contexts = self._network.contexts(*self._network.encode(union), union.batch)
+        return contexts.index_select(0, union.ptr[which] + self._node(problem, op))
 
     def contexts_of_encoded(self, problem: Tensor, op: Tensor) -> Tensor:
         """As `contexts`, with gradients but those of the encoder: each problem is encoded once for good."""
@@ -213,13 +211,13 @@ class EmbeddingCache:
         """Node of each op within its graph, int64 (n,)."""
         return self._node_of[self._first_op[problem] + op]
 
-    def _union(self, problems: tuple[int, ...]) -> GraphBatch:
+    def _union(self, problems: tuple[int, ...]) -> Batch:
         """The union of some graphs; unions repeat within an update, single graphs over a whole training."""
         union = self._unions.get(problems)
         if union is None:
             if len(self._unions) > len(self.graphs) + MAX_UNIONS:
                 self._unions = {key: kept for key, kept in self._unions.items() if len(key) == 1}
-            union = self._unions[problems] = GraphBatch.of([self.graphs[index] for index in problems])
+            union = self._unions[problems] = Batch.from_data_list([self.graphs[index] for index in problems])
         return union
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from agent.policy.compiled.policy import COMPILED_ENCODER, CompiledPolicy, weight_shapes
+from agent.policy.compiled.policy import CompiledPolicy
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.seen import KEYS, how_seen
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from agent.policy.network import PlacementNetwork
     from agent.policy.policy import Policy
 
-FORMAT = "placewalk.policy/3"
+FORMAT = "placewalk.policy/4"
 FAMILY = FORMAT.partition("/")[0]
 PRETRAINED = Path(__file__).parent / "pretrained"
 MAX_WIDTH, MAX_ROUNDS = 4096, 64
@@ -71,6 +70,8 @@ class PolicyCard:
 class StoredPolicy:
     """The files of a policy, read once; another process gets the same bytes and makes its own policy of them.
 
+    It makes it on arrival, so that the seconds that torch takes to load are those of no trial.
+
     Attributes:
         card: what `policy.json` says.
         digest: SHA-256, in hexadecimal, of just the bytes that `card` and `policy` are made of.
@@ -85,36 +86,28 @@ class StoredPolicy:
         """Makes a policy that can act on any graph and cluster.
 
         Raises:
-            PolicyFileError: the weights are corrupt, or of another network than the card says.
+            PolicyFileError: the encoder is unknown, or the weights are corrupt or of another network than the
+                card says.
         """
         import torch
 
         make_network, make_policy = torch_classes()
         weights = self._read_weights()
-        with torch.device("meta"):
-            network = make_network(self.card.shape)
+        try:
+            with torch.device("meta"):
+                network = make_network(self.card.shape)
+        except InputError as error:
+            raise PolicyFileError(f"{self._file.with_name('policy.json')}: shape: {error}") from None
         expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         _check_weights(weights, expected, self._file)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         network.load_state_dict(tensors, assign=True)
         return make_policy(network, MdpConfig.from_settings(self.card.config))
 
-    def compiled(self) -> CompiledPolicy:
-        """Makes a policy that acts without torch, if its encoder is compiled.
-
-        Raises:
-            PolicyFileError: as `policy`.
-        """
-        if self.card.shape.encoder != COMPILED_ENCODER:
-            return self.policy().compiled()
-        weights = self._read_weights()
-        _check_weights(weights, weight_shapes(self.card.shape), self._file)
-        return CompiledPolicy(self.card.shape, weights, MdpConfig.from_settings(self.card.config))
-
     @cached_property
     def actor(self) -> CompiledPolicy:
-        """The policy that `compiled` makes, made once."""
-        return self.compiled()
+        """The policy that `policy` makes, compiled, made once."""
+        return self.policy().compiled()
 
     def how_seen(self, graphs: Iterable[OpGraph]) -> dict[str, str]:
         """Says what the policy was shown of each graph, by name, as `PolicyCard.how_seen` does."""
@@ -122,6 +115,10 @@ class StoredPolicy:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "actor"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _ = self.actor
 
     def _read_weights(self) -> dict[str, NDArray[np.float32]]:
         try:
@@ -165,7 +162,7 @@ def read_policy(path: str | Path) -> StoredPolicy:
 
     Raises:
         PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
-            the weights.
+            the encoder and the weights.
     """
     folder = PRETRAINED if str(path) == "pretrained" else Path(path)
     card_file, file = folder / "policy.json", folder / "policy.safetensors"
@@ -266,10 +263,6 @@ def _parse_shape(value: object, where: str) -> NetworkShape:
             f"{where}: unknown feature set {feature_set!r}; known are {', '.join(FEATURE_SETS)}"
         )
     encoder = json_fields.text(record["encoder"], f"{where}.encoder")
-    if encoder != COMPILED_ENCODER and encoder not in _encoders().ENCODERS:
-        raise PolicyFileError(
-            f"{where}: unknown encoder {encoder!r}; known are {', '.join(_encoders().ENCODERS)}"
-        )
     hidden = json_fields.integer(record["hidden"], f"{where}.hidden")
     rounds = json_fields.integer(record["rounds"], f"{where}.rounds")
     if not (1 <= hidden <= MAX_WIDTH and 1 <= rounds <= MAX_ROUNDS):
@@ -289,13 +282,6 @@ def torch_classes() -> tuple[type[PlacementNetwork], type[Policy]]:
     from agent.policy import network, policy
 
     return network.PlacementNetwork, policy.Policy
-
-
-def _encoders() -> ModuleType:
-    """Loads the module of the encoders, and torch with it."""
-    from agent.policy.encoders import base
-
-    return base
 
 
 def _check_weights(

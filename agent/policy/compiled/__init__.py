@@ -1,1 +1,1 @@
-"""Policies in arrays: they encode, score and decide in compiled loops, and load no torch."""
+"""Policies in arrays: they score and decide in compiled loops, which load no torch."""

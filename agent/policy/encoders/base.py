@@ -1,13 +1,12 @@
-"""The interface of an encoder, and the registry of all encoders."""
+"""The registry of encoders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from agent.policy.graph_batch import GraphBatch
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
 
@@ -16,37 +15,20 @@ class EncoderError(InputError):
     """An unknown encoder; the message says what would be right."""
 
 
-class Encoder(nn.Module):
-    """Embeds every node (compute op) of a batch of graphs.
-
-    Args:
-        hidden: width of the embeddings.
-        rounds: number of layers, or of hops that messages travel along the edges.
-    """
-
-    def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
-        super().__init__()
-
-    def forward(self, batch: GraphBatch) -> Tensor:
-        """Embeds the nodes of a batch.
-
-        Permuting the nodes permutes their embeddings, except for an encoder that reads the program order.
-
-        Returns:
-            float32 (n_nodes of all graphs, hidden).
-        """
-        raise NotImplementedError
-
-
-MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("sage", "gat", "none"))
-ENCODERS = Registry[type[Encoder]]("encoder", EncoderError, MODULES, group="placewalk.encoders")
+MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("message_passing", "none"))
+ENCODERS = Registry[type[nn.Module]]("encoder", EncoderError, MODULES, group="placewalk.encoders")
 """Every encoder by name; a new module is added to `MODULES`."""
 
-EncoderClass = TypeVar("EncoderClass", bound=type[Encoder])
+EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
 
 def encoder(name: str) -> Callable[[EncoderClass], EncoderClass]:
-    """Registers an encoder under a name.
+    """Registers a `torch.nn.Module` that embeds every node (compute op) of graphs.
+
+    It is made from the number of features, the width of the embeddings and the number of layers or hops:
+    `__init__(n_features, hidden, rounds)`. Its `forward` maps a `torch_geometric.data.Batch`, whose graphs
+    `graph_data` makes, to float32 (n_nodes of all, hidden). Permuting the nodes permutes their embeddings,
+    except for an encoder that reads the program order.
 
     Raises:
         EncoderError: the name is taken.

@@ -25,7 +25,7 @@ from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
 ALL, EVERY = sorted(names_of("step", learned=False)), sorted(names_of("step"))
-POLICY = read_policy("pretrained").compiled()
+POLICY = read_policy("pretrained").actor
 CASES = [Problem(training_graph(3, 2), make_cluster(2)), *(random_problem(seed) for seed in range(4))]
 
 

@@ -15,7 +15,7 @@ from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.system.array_types import IntArray
 
-POLICY = read_policy("pretrained").compiled()
+POLICY = read_policy("pretrained").actor
 PROBLEM = Problem(load_family("cifar10")[0], get_cluster("4xv100"))
 
 

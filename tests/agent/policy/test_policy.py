@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agent.learn.performance import scores_in_threads
 from agent.policy.encoders.base import ENCODERS
-from agent.policy.graph_batch import GraphBatch, GraphTensors
+from agent.policy.graph_data import Batch, Data, graph_data
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import NetworkShape, current_shape
@@ -18,6 +19,12 @@ from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from tests.agent.placement_cases import random_problem
 
 CPU = torch.device("cpu")
+
+
+def graph(edges: list[tuple[int, int]], n_nodes: int) -> Data:
+    """A graph with random features, float64."""
+    x = torch.rand(n_nodes, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).T)
 
 
 def make_policy(encoder: str = "sage", n_problems: int = 3, n_devices: int = 3) -> Policy:
@@ -45,29 +52,26 @@ def observations(policy: Policy, n: int = 32, n_devices: int = 3) -> dict[str, T
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_permuting_nodes_permutes_embeddings(encoder: str) -> None:
-    graph = GraphTensors.of(random_problem(0), CPU)
-    order = torch.randperm(len(graph.nodes), generator=torch.Generator().manual_seed(0))
-    place = torch.argsort(order)
-    edges = place[graph.edges]
-    edges = edges[:, torch.argsort(edges[0], stable=True)]
-    moved = GraphTensors(graph.nodes[order], graph.graph, edges, graph.node_of)
+    data = graph_data(random_problem(0), CPU)
+    order = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(0))
+    moved = Data(x=data.x[order], edge_index=torch.argsort(order)[data.edge_index])
     torch.manual_seed(0)
-    model = ENCODERS[encoder](graph.nodes.shape[1], 16, 3)
-    expected = model(GraphBatch.of([graph]))[order]
-    torch.testing.assert_close(model(GraphBatch.of([moved])), expected)
+    model = ENCODERS[encoder](data.num_features, 16, 3)
+    torch.testing.assert_close(model(moved), model(data)[order])
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_graphs_of_a_batch_do_not_meet(encoder: str) -> None:
-    parts = [GraphTensors.of(random_problem(seed), CPU) for seed in range(3)]
+    graphs = [graph_data(random_problem(seed), CPU) for seed in range(3)]
     torch.manual_seed(0)
     network = PlacementNetwork(current_shape(encoder, 16, 3))
 
-    def contexts(batch: GraphBatch) -> Tensor:
-        return network.contexts(*network.encode(batch), batch.member)
+    def contexts(graphs: list[Data]) -> Tensor:
+        data = Batch.from_data_list(graphs)
+        return network.contexts(*network.encode(data), data.batch)
 
-    alone = torch.cat([contexts(GraphBatch.of([part])) for part in parts])
-    torch.testing.assert_close(contexts(GraphBatch.of(parts)), alone)
+    alone = torch.cat([contexts([each]) for each in graphs])
+    torch.testing.assert_close(contexts(graphs), alone)
 
 
 def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
@@ -82,37 +86,36 @@ def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
     assert not torch.equal(network(context, torch.randn_like(devices), usable)[0], logits)
 
 
-def test_mean_of_neighbours_by_hand() -> None:
-    edges = torch.tensor([[0, 0, 1], [1, 2, 2]])
-    graph = GraphTensors(torch.zeros(3, 1), torch.zeros(1), edges, torch.arange(3))
-    batch = GraphBatch.of([graph])
-    state = torch.tensor([[1.0], [2.0], [4.0]])
-    assert batch.mean_of_producers(state).flatten().tolist() == [0.0, 1.0, 1.5]
-    assert batch.mean_of_consumers(state).flatten().tolist() == [3.0, 4.0, 0.0]
-    assert batch.mean_of_graph(state).flatten().tolist() == [pytest.approx(7 / 3)]
-    assert batch.with_neighbours(state).tolist() == [[1.0, 0.0, 3.0], [2.0, 1.0, 4.0], [4.0, 1.5, 0.0]]
+def test_sage_is_the_message_passing_of_a_plain_loop() -> None:
+    torch.manual_seed(0)
+    model, data = ENCODERS["sage"](3, 8, 2).double(), graph(edges=[(0, 1), (0, 2), (1, 2)], n_nodes=4)
+    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+    neighbours = {"along": [[], [0], [0, 1], []], "against": [[1, 2], [2], [], []]}
+
+    def linear(name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def norm(name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        centred = values - values.mean(axis=1, keepdims=True)
+        scaled = centred / np.sqrt(values.var(axis=1, keepdims=True) + 1e-5)
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    state = linear("input_proj", data.x.numpy())
+    for name in ("rounds.0", "rounds.1"):
+        message = norm(f"{name}.norm", state)
+        aggregate = linear(f"{name}.along.lin_r", message)
+        for way, of_node in neighbours.items():
+            means = [message[nodes].mean(axis=0) if nodes else np.zeros(8) for nodes in of_node]
+            aggregate += linear(f"{name}.{way}.lin_l", np.stack(means))
+        state = state + aggregate / (1 + np.exp(-aggregate))
+    np.testing.assert_allclose(model(data).detach().numpy(), norm("norm", state), rtol=1e-12)
 
 
-def test_compiled_neighbours_are_those_of_torch_with_gradients() -> None:
-    batch = GraphBatch.of([GraphTensors.of(random_problem(seed), torch.device("cpu")) for seed in range(3)])
-    states = [torch.randn(len(batch.nodes), 5, requires_grad=True) for _ in range(2)]
-    states[1].data = states[0].detach().clone()
-    compiled = batch.with_neighbours(states[0])
-    plain = torch.cat([states[1], batch.mean_of_producers(states[1]), batch.mean_of_consumers(states[1])], 1)
-    torch.testing.assert_close(compiled, plain)
-    weights = torch.randn_like(plain)
-    gradients = [
-        torch.autograd.grad((out * weights).sum(), each)[0]
-        for out, each in zip((compiled, plain), states, strict=True)
-    ]
-    torch.testing.assert_close(*gradients)
-
-
-def test_a_graph_without_edges() -> None:
-    graph = GraphTensors(
-        torch.zeros(2, 1), torch.zeros(1), torch.zeros(2, 0, dtype=torch.int64), torch.arange(2)
-    )
-    assert GraphBatch.of([graph]).mean_of_producers(torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_graph_without_edges_is_embedded(encoder: str) -> None:
+    embedding = ENCODERS[encoder](3, 8, 2).double()(graph(edges=[], n_nodes=2))
+    assert embedding.shape == (2, 8)
+    assert embedding.isfinite().all()
 
 
 def test_permuting_devices_permutes_scores() -> None:

@@ -68,8 +68,8 @@ def test_a_policy_for_other_features_is_refused(
 
 def test_a_policy_of_another_version_is_refused_as_such(saved: Path) -> None:
     file = saved / "policy.json"
-    file.write_text(json.dumps({"format": "placewalk.policy/1", "feature_version": 1}))
-    message = "'placewalk.policy/1', this version reads 'placewalk.policy/3'; train the policy again"
+    file.write_text(json.dumps({"format": "placewalk.policy/3", "feature_version": 1}))
+    message = "'placewalk.policy/3', this version reads 'placewalk.policy/4'; train the policy again"
     with pytest.raises(PolicyFileError, match=f"^{file}: format is {message}$"):
         load_policy(saved)
 
@@ -139,7 +139,7 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         ),
         (change("seen", {}), "array"),
         (change("seen", [{"name": "x"}]), "missing"),
-        (change("shape.encoder", "gnn"), "unknown encoder"),
+        (change("shape.encoder", "gnn"), "policy.json: shape: unknown encoder 'gnn'; use one of sage, "),
         (change("shape.encoder", ["sage"]), "expected a string"),
         (change("shape.feature_set", "blind"), "unknown feature set"),
         (change("shape.hidden", 0), "hidden"),

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 MOST_OF_THE_ENVIRONMENT = 35
 """Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it
 needs nothing that makes them."""
+MOST_OF_LEARNING = 85
+"""The same of `PlacementPPO`."""
 MOST_LINES, MOST_TEST_LINES = 51_471, 34_632
 MOST_MODULES, MOST_SMALL_MODULES, SMALL = 347, 29, 60
 """Modules without tests, and how many of them, packages left out, have fewer lines than `SMALL`."""
@@ -31,6 +33,7 @@ PRODUCT = modules_of("graphs", "envs", "agent")
 
 
 def test_the_house_stays_small() -> None:
+    assert sum(map(lines_of, modules_of("agent/learn"))) <= 2_900
     assert sum(map(lines_of, PRODUCT)) <= MOST_LINES
     assert sum(map(lines_of, modules_of("tests"))) <= MOST_TEST_LINES
     assert len(PRODUCT) <= MOST_MODULES
@@ -90,3 +93,9 @@ def test_the_environment_needs_few_modules_and_no_pipelines() -> None:
     modules = loaded_by("envs.placement.env")
     assert len(modules) <= MOST_OF_THE_ENVIRONMENT, sorted(modules)
     assert not [name for name in modules if name.startswith(("envs.pipeline", "agent"))]
+
+
+def test_learning_needs_no_pipelines() -> None:
+    modules = loaded_by("agent.learn.ppo")
+    assert len(modules) <= MOST_OF_LEARNING, sorted(modules)
+    assert not [name for name in modules if "pipeline" in name]

@@ -88,6 +88,7 @@ GRAPH_FEATURES = (
     InputFeature("launch_to_compute", MEAN_OPS),
     InputFeature("memory_pressure", ROOT_SHARE),
     InputFeature("speed_spread", LOG_RATIO),
+    InputFeature("issue_to_compute", MEAN_OPS),
 )
 """Entries of `graph_features`."""
 
@@ -146,6 +147,7 @@ def graph_features(problem: Problem) -> NDArray[np.float32]:
         _squash(launch / mean_cost),
         np.sqrt(graph.resident_bytes.sum() / cluster.memory_bytes.sum()),
         np.log(max(totals.max(), 1e-30) / max(totals.min(), 1e-30)),
+        _squash((cluster.issue_s if cluster.issue_per == "op" else 0.0) / mean_cost),
     ]
     return np.array(values, dtype=np.float32)
 

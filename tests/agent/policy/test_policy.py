@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agent.learn.performance import scores_in_threads
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_data import Batch, Data, graph_data
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import NetworkShape, current_shape
+from agent.policy.threads import scores_in_threads
 from envs.placement.episodes import EpisodeBatch
 from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from tests.agent.placement_cases import random_problem

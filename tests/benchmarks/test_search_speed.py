@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from agent.learn.config import TrainConfig
 from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
-from agent.learn.config import TrainConfig
 from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline

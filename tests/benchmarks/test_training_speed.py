@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from sb3_contrib import MaskablePPO
 
-from agent.policy.network import PlacementNetwork
-from agent.policy.policy import Policy, torch_threads
-from agent.policy.shape import current_shape
 from agent.learn.config import TrainConfig
 from agent.learn.performance import bf16_matmul, tune_malloc
 from agent.learn.ppo import PlacementPPO, make_ppo, settings_of
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy, torch_threads
+from agent.policy.shape import current_shape
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of

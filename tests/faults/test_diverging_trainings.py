@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agent.learn.imitation.phases import OnPolicyImitation
+from agent.learn.phase import Phase
 from safetensors.numpy import load_file
 from sb3_contrib import MaskablePPO
 
 from agent.policy.serialization import load_policy
-from agent.learn.imitation.phases import OnPolicyImitation
-from agent.learn.phase import Phase
 from tests import training_cases
 from tests.faults.run_cases import begin, checkpoints, content, resume
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from agent.commands import evaluate
 from agent.lab import __main__ as command
 from agent.lab.questions import EXPERIMENTS, RESULTS
+from agent.learn.problems import Split
+from agent.learn.train import train
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
-from agent.learn.problems import Split
-from agent.learn.train import train
 from envs.cluster.host import NONE, with_host
 from envs.cluster.presets import get_cluster
 from envs.objective import PIPELINE, STEP, PipelineObjective

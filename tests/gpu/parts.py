@@ -191,15 +191,15 @@ def _update(encoder: str, device: str) -> Row:
 
     import numpy as np
     import torch
+    from agent.learn.imitation.demonstrations import Demonstration, regrets
+    from agent.learn.imitation.learner import ImitationLearner
+    from agent.learn.imitation.trajectories import replay_demonstrations
 
     from agent.policy.decoding import decode
     from agent.policy.mdp_config import MdpConfig
     from agent.policy.network import PlacementNetwork
     from agent.policy.policy import Policy
     from agent.policy.shape import current_shape
-    from agent.learn.imitation.demonstrations import Demonstration, regrets
-    from agent.learn.imitation.learner import ImitationLearner
-    from agent.learn.imitation.trajectories import replay_demonstrations
 
     problem = _problem()
     placed = np.arange(len(problem.graph.units))[problem.graph.unit_of] % problem.n_devices

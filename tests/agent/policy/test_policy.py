@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from agent.learn.performance import scores_in_threads
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import NetworkShape, current_shape
-from agent.learn.performance import scores_in_threads
 from envs.placement.episodes import EpisodeBatch
 from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from tests.agent.placement_cases import random_problem

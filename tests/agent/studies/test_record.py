@@ -15,11 +15,11 @@ from pathlib import Path
 import optuna
 import pytest
 
+from agent.learn.config import TrainConfig
+from agent.learn.metrics import ITERATION, SCORE
 from agent.studies.record import Running, Study, StudyError, open_study
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import StudyTrial, study_trials
-from agent.learn.config import TrainConfig
-from agent.learn.metrics import ITERATION, SCORE
 
 SEARCH = StudyConfig(vary=("learning_rate=1e-4:1e-1:log", "hidden=4:32", "order=topo,topo+bfs"), trials=9)
 GRID = StudyConfig(vary=("hidden=4,8",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from agent.studies.study_trials import Distribution, in_words, read_space, settings_of
 from agent.learn.config import ConfigError
+from agent.studies.study_trials import Distribution, in_words, read_space, settings_of
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from agent.learn.config import ConfigError, TrainConfig
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import COMPONENTS, StudyTrial, components_of, leave_out, study_trials
-from agent.learn.config import ConfigError, TrainConfig
 
 BASE = TrainConfig(name="s", families=("ptb",), randomizations=1, init="pretrained")
 

@@ -66,7 +66,7 @@ def refused(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None
     capsys.readouterr()
     resume(name, code=2)
     error = capsys.readouterr().err
-    assert message in error
+    assert message in error, error
     assert error.count("\n") == 1
     assert content(run) == before
 

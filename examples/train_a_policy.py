@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import configure
 
 import envs
 from agent import place
-from agent.learn.callbacks import CompareWithSearch
+from agent.learn.evaluation import CompareWithSearch
 from agent.learn.ppo import PlacementPPO
 from envs.figures import PAPER, draw_timeline
 from envs.placement.vec_env import PlacementVecEnv

@@ -15,7 +15,7 @@ JOURNEYS = {
 }
 MOST = {
     "`evaluate.py --model` to a row of `results.csv`": 20,
-    "flags of `train_agent.py` to a saved policy": 21,
+    "flags of `train_agent.py` to a saved policy": 17,
     "an action of the environment to its reward": 9,
 }
 """The most files that a journey may have."""

@@ -39,7 +39,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         lr_schedule: learning rate by the share of the training that remains.
         make_policy: builds the policy; called once. The default is an untrained one.
         threads: how many share the scoring of an update.
-        encodes: whether the graph encoder learns, too. Its embeddings are computed once if it does not.
+        freeze_encoder: whether the graph encoder keeps its weights, so that each graph is encoded once.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         *,
         make_policy: Callable[[], Policy] = untrained_policy,
         threads: int = 1,
-        encodes: bool = False,
+        freeze_encoder: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, lr_schedule, net_arch=[])
         self.placer = make_policy()
-        self.threads, self.encodes = threads, encodes
+        self.threads, self.freeze_encoder = threads, freeze_encoder
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
 
     @property
     def learned(self) -> list[Tensor]:
         """The weights that an update changes."""
-        kept = () if self.encodes else self.placer.network.encoder.parameters()
+        kept = self.placer.network.encoder.parameters() if self.freeze_encoder else ()
         ids = {id(weight) for weight in kept}
         return [weight for weight in self.parameters() if id(weight) not in ids]
 
@@ -110,7 +110,7 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes values (n, 1), log-probabilities (n,), entropies (n,) of a minibatch, with gradients."""
-        logits, values = scores_in_threads(self.placer, obs, self.threads, encodes=self.encodes)
+        logits, values = scores_in_threads(self.placer, obs, self.threads, encodes=not self.freeze_encoder)
         log_probs = _log_probs(logits, action_masks)
         entropy = -(log_probs.exp() * log_probs).sum(1)
         return values[:, None], log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy

@@ -160,7 +160,9 @@ class TrainConfig(Settings, error=ConfigError):
     )
 
     encoder: str = option("sage", "graph encoder", group=NETWORK)
-    learn_encoder: bool = option(False, "reinforcement trains the graph encoder, too", group=NETWORK)
+    freeze_encoder: bool = option(
+        False, "keep the weights of the graph encoder, so that each graph is encoded once", group=NETWORK
+    )
     hidden: int = option(64, "width of the embeddings and the head", group=NETWORK, least=1, most=4096)
     rounds: int = option(4, "rounds of message passing", group=NETWORK, least=1, most=64)
     ema_decay: float = option(

@@ -25,7 +25,8 @@ from agent.learn.metrics import (
     TRAINED_ON,
     VALIDATION,
 )
-from agent.learn.validation import annealing_s, drawn, ratios_over_orders, some
+from agent.learn.references import annealing_s, some
+from agent.policy.greedy import drawn, ratios_over_orders
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import PolicyCard, save_policy

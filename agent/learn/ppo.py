@@ -202,10 +202,10 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """Gives unfinished episodes up, as a model that is saved now and read later does."""
         self._seed_anew()
         assert self.env is not None
-        assert self.ep_info_buffer is not None
         self._last_obs = self.env.reset()
         self._last_episode_starts = np.ones(self.n_envs, dtype=np.bool_)
-        self.ep_info_buffer.clear()
+        if self.ep_info_buffer is not None:
+            self.ep_info_buffer.clear()
 
     def _hparams(self) -> dict[str, Any]:
         """Returns what people vary, and the other arguments that are not the defaults."""
@@ -292,6 +292,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """Fills the buffer with a rollout; returns the ends of own episodes."""
         policy, buffer = self.policy.placer, self.rollout_buffer
         compiled, decisions = policy.compiled(), buffer.begin(n_steps)
+        decisions.starts[0] = self._last_episode_starts
+        self._last_episode_starts = np.zeros(self.n_envs, dtype=np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):
             ended = collect(
                 env,
@@ -377,7 +379,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         state = {
             **saved.state,
             "arguments": self._plain,
-            "policy_kwargs": {"encodes": self.policy.encodes, "threads": self.policy.threads},
+            "policy_kwargs": {name: getattr(self.policy, name) for name in ("freeze_encoder", "threads")},
             "shape": {name: getattr(shape, name) for name in names},
             "mdp": policy.mdp_config.to_json(),
         }

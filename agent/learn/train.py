@@ -21,7 +21,7 @@ from agent.learn.metrics import HELD_OUT, SCORE, VALIDATION
 from agent.learn.performance import tune_malloc
 from agent.learn.ppo import PlacementPPO, settings_of
 from agent.learn.problems import Split, training_problems, validation_problems
-from agent.learn.validation import some
+from agent.learn.references import some
 from agent.learn.workers import FIRST, WorkerGroup
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
@@ -193,7 +193,7 @@ def _make_model(
         "device": context.device,
         "group": context.group,
     }
-    kwargs: dict[str, Any] = {"threads": config.threads, "encodes": config.learn_encoder}
+    kwargs: dict[str, Any] = {"threads": config.threads, "freeze_encoder": config.freeze_encoder}
     if saved is not None and saved.path is not None:
         model = PlacementPPO.load(saved.path, env, policy_kwargs=kwargs, **settings)
     else:

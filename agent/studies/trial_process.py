@@ -22,7 +22,7 @@ from agent.learn.metrics import SCORE, UPDATES
 from agent.learn.performance import release_freed_memory
 from agent.learn.problems import Split, validation_problems
 from agent.learn.train import DivergedError, train
-from agent.learn.validation import ratios_over_orders
+from agent.policy.greedy import ratios_over_orders
 from agent.policy.serialization import load_policy
 from graphs.identity import content_hash
 from graphs.system.command_line import FULL

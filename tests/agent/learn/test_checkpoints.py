@@ -19,8 +19,8 @@ from agent.learn.checkpoints import (
     Checkpoint,
     CheckpointError,
     CheckpointFolder,
-    read_tensors,
-    write_tensors,
+    content_of,
+    read_checkpoint,
 )
 
 TENSORS = {
@@ -34,14 +34,20 @@ STATE = {"at": 3, "best": [0.5, 7], "name": "ä"}
 
 def save_numbers(folder: CheckpointFolder, *iterations: int) -> None:
     for iteration in iterations:
-        folder.save(iteration, Checkpoint({"x": torch.tensor([iteration])}, {"at": iteration}))
+        folder.save(iteration, content_of(Checkpoint({"x": torch.tensor([iteration])}, {"at": iteration})))
+
+
+def write(path: Path) -> None:
+    tensors = {name: torch.from_numpy(tensor) for name, tensor in TENSORS.items()}
+    path.write_bytes(content_of(Checkpoint(tensors, STATE)))
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    write_tensors(path, FORMAT, TENSORS, STATE)
-    tensors, state = read_tensors(path, FORMAT)
-    assert state == STATE
+    write(path)
+    checkpoint = read_checkpoint(path)
+    tensors = {name: tensor.numpy() for name, tensor in checkpoint.tensors.items()}
+    assert checkpoint.state == STATE
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype
@@ -51,7 +57,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 def test_any_changed_byte_and_any_missing_end_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    write_tensors(path, FORMAT, TENSORS, STATE)
+    write(path)
     whole = path.read_bytes()
     end_of_header = 8 + int.from_bytes(whole[:8], "little")
     padding = len(whole[:end_of_header]) - len(whole[:end_of_header].rstrip(b" "))
@@ -61,7 +67,7 @@ def test_any_changed_byte_and_any_missing_end_is_found(tmp_path: Path) -> None:
     for data in damaged:
         path.write_bytes(data)
         with pytest.raises(CheckpointError, match=r"a\.safetensors: ") as caught:
-            read_tensors(path, FORMAT)
+            read_checkpoint(path)
         assert str(caught.value).isprintable()
 
 
@@ -70,20 +76,20 @@ def test_any_changed_byte_and_any_missing_end_is_found(tmp_path: Path) -> None:
     [
         ({"sha256": "0" * 64}, "is damaged: its checksum is not that of its content"),
         ({"state": '{"at": 4}'}, "is damaged: its checksum is not that of its content"),
-        ({"format": "placewalk.checkpoint/2"}, "so it is of another version"),
+        ({"format": "placewalk.ppo/1"}, "so it is of another version"),
         ({"format": "placewalk.policy/2"}, f"is no {FORMAT} file"),
     ],
 )
 def test_changed_metadata_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
     path = tmp_path / "a.safetensors"
-    write_tensors(path, FORMAT, TENSORS, STATE)
+    write(path)
     checksum = checkpoints._checksum(TENSORS, json.dumps(STATE))
     metadata = {"format": FORMAT, "state": json.dumps(STATE), "sha256": checksum}
     path.write_bytes(save(TENSORS, metadata=metadata))
-    assert read_tensors(path, FORMAT)[1] == STATE
+    assert read_checkpoint(path).state == STATE
     path.write_bytes(save(TENSORS, metadata=metadata | change))
     with pytest.raises(CheckpointError, match=message):
-        read_tensors(path, FORMAT)
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("missing", ["state", "sha256", "format"])
@@ -92,7 +98,7 @@ def test_missing_metadata_is_refused(tmp_path: Path, missing: str) -> None:
     metadata = {"format": FORMAT, "state": "{}", "sha256": ""}
     path.write_bytes(save(TENSORS, metadata={key: metadata[key] for key in metadata if key != missing}))
     with pytest.raises(CheckpointError, match=r"header has no|is no placewalk"):
-        read_tensors(path, FORMAT)
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("state", ["", "{", "[1]", '"at"'])
@@ -101,7 +107,7 @@ def test_a_state_that_is_no_object_is_refused(tmp_path: Path, state: str) -> Non
     metadata = {"format": FORMAT, "state": state, "sha256": checkpoints._checksum(TENSORS, state)}
     path.write_bytes(save(TENSORS, metadata=metadata))
     with pytest.raises(CheckpointError, match="holds a state that is no JSON"):
-        read_tensors(path, FORMAT)
+        read_checkpoint(path)
 
 
 def test_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:

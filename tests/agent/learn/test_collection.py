@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 
+from agent.learn.ppo import PlacementPPO
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
-from agent.learn.config import TrainConfig
-from agent.learn.phase import EndedEpisodes
-from agent.learn.ppo import PlacementPPO, make_ppo
 from envs.cluster.presets import get_cluster
 from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings
 from envs.placement.generator import Rounds
@@ -39,8 +39,25 @@ def make(problems: Sequence[Problem], repeats: int = 1, **arguments: Any) -> Pla
     torch.manual_seed(1)
     policy = Policy(PlacementNetwork(current_shape("sage", 24, 2)))
     torch.nn.init.normal_(policy.network.actor[-1].weight)
-    config = TrainConfig(n_envs=N_PLACES, n_steps=N_STEPS, gae_lambda=0.9)
-    return make_ppo(config, env, lambda: policy, lambda: 1e-3, seed=3, device="cpu")
+    kwargs = {"make_policy": lambda: policy}
+    ppo = PlacementPPO(
+        "PlacementPolicy", env, n_steps=N_STEPS, gae_lambda=0.9, policy_kwargs=kwargs, seed=0, device="cpu"
+    )
+    ppo.set_logger(Logger(folder=None, output_formats=[]))
+    ppo.restart()
+    return ppo
+
+
+class EndedEpisodes(BaseCallback):
+    """Keeps the results of the episodes that end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[EpisodeResult] = []
+
+    def _on_step(self) -> bool:
+        self.results += [info["result"] for info in self.locals["infos"] if info]
+        return True
 
 
 def roll_out(ppo: PlacementPPO, n_steps: int) -> list[EpisodeResult]:
@@ -139,30 +156,27 @@ def test_rollouts_are_those_of_single_steps(cluster: str, mdp: str, orders: list
     problems = [*(Problem(graph, get_cluster(cluster)) for graph in graphs), *[scarce_problem()] * 3]
     arguments = {"mdp": mdp, "orders": orders, "passes": 1}
     ppo = make(problems, **arguments)
-    ppo.env._rng = KeptDraws(ppo.env._rng)
+    ppo.env._decision_rng = KeptDraws(ppo.env._decision_rng)
     places = [Stepped(ppo, place, **arguments) for place in range(N_PLACES)]
     results = []
     for _ in range(2):
         results += roll_out(ppo, N_STEPS)
         assert ppo.rollout_buffer.full
         for place in places:
-            place.compare(ppo.env._rng.last[:, place.place])
+            place.compare(ppo.env._decision_rng.last[:, place.place])
     assert summary(results) == summary([result for place in places for result in place.results])
     assert len(results) > 1
     assert any(result.infeasible for result in results) == (mdp == "construct")
 
 
-def test_rollouts_do_not_depend_on_the_threads_and_go_on_from_a_checkpoint() -> None:
+def test_rollouts_do_not_depend_on_the_threads_or_on_what_was_before_a_restart() -> None:
     problems = [random_problem(seed, 12) for seed in range(3)]
-    rows, state = [], dict[str, Any]()
+    rows = []
     for threads in (1, 3):
         ppo = make(problems, threads=threads)
         if threads == 1:
             roll_out(ppo, 25)
-            state = ppo.env.state_dict()
-            ppo.env.restart()
-        else:
-            ppo.env.load_state_dict(state)
+        ppo.restart()
         roll_out(ppo, 40)
         buffer = ppo.rollout_buffer
         rows.append([*buffer.observations.values(), buffer.actions, buffer.rewards, buffer.episode_starts])
@@ -173,7 +187,9 @@ def test_rollouts_do_not_depend_on_the_threads_and_go_on_from_a_checkpoint() -> 
 def test_every_problem_comes_up_once_a_round_and_those_of_one_stay_together() -> None:
     problems = [random_problem(seed, 12 + 9 * seed) for seed in range(4)]
     env = make(problems, repeats=2).env
-    env.draw_beginnings(4)
+    env.seed(3)
+    env.restart()
+    env._draw_beginnings(4)
     drawn = [[each.problem for each in row] for row in env.beginnings]
     rounds = np.concatenate(drawn).reshape(-1, 4, 2)
     assert (rounds[..., 0] == rounds[..., 1]).all()

@@ -9,9 +9,9 @@ import pytest
 
 from agent.commands.train_flags import make_parser
 from agent.contexts.engine import EngineConfig
-from agent.studies.study_config import StudyConfig
 from agent.learn.config import ConfigError, TrainConfig
 from agent.learn.problems import split_graphs
+from agent.studies.study_config import StudyConfig
 from graphs.op_graph import OpGraph, build_graph
 
 

@@ -16,23 +16,25 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
+from agent.learn.actor_critic import PlacementPolicy
+from agent.learn.callbacks import AverageWeights, Checkpoints, TimeLimit
+from agent.learn.checkpoints import CheckpointError
+from agent.learn.config import ConfigError
+from agent.learn.evaluation import CompareWithSearch, DrawPlacement
+from agent.learn.metrics import OVER_SEARCH
+from agent.learn.ppo import TRAINING, PlacementPPO
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
 from agent.policy.shape import current_shape
-from agent.learn.checkpoints import CheckpointError
-from agent.learn.config import ConfigError
-from agent.learn.actor_critic import PlacementPolicy
-from agent.learn.callbacks import CompareWithSearch
-from agent.learn.ppo import TRAINING, PlacementPPO
 from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from graphs.system.errors import InputError
-from tests.agent.placement_cases import random_problem
 from tests.agent.learn.train_cases import chains
+from tests.agent.placement_cases import random_problem
 
 N_STEPS, N_PLACES = 30, 4
 
@@ -96,7 +98,8 @@ def test_the_loop_of_sb3_gives_the_same_rollout_and_gradients(mdp: str) -> None:
         make(PlacementVecEnv(problems(), N_PLACES, mdp=mdp, orders=("topo", "random")), cls)
         for cls in (PlacementPPO, PlainPPO)
     )
-    DrawnPolicy.draws = plain.env.begin_rollout(N_STEPS)
+    compiled.restart()
+    DrawnPolicy.draws = compiled.env.begin_rollout(N_STEPS)
     gradients, same_gradients = first_gradients(compiled), first_gradients(plain)
     assert not DrawnPolicy.draws.size
     ours, theirs = compiled.rollout_buffer, plain.rollout_buffer
@@ -221,14 +224,17 @@ def test_callbacks_see_each_step_and_can_stop() -> None:
 
 def test_tensorboard_has_the_names_of_sb3(tmp_path: Path) -> None:
     n, ppo = N_STEPS * N_PLACES, make(PlacementVecEnv(problems(), N_PLACES), tensorboard_log=str(tmp_path))
-    ppo.learn(3 * n, tb_log_name="run", callback=CompareWithSearch(problems(), every=2))
-    events = EventAccumulator(str(tmp_path / "run_1")).Reload()
+    compare = CompareWithSearch(problems(), every=2)
+    ppo.learn(3 * n, callback=[compare, DrawPlacement(compare)])
+    events = EventAccumulator(str(tmp_path / "PlacementPPO_1")).Reload()
     names = {"rollout/ep_rew_mean", "train/approx_kl", "train/entropy_loss", "time/fps", "eval/mean_reward"}
     assert names <= set(events.Tags()["scalars"])
     for tag in ("compare/to_annealing", "compare/trained_on"):
-        assert [point.step for point in events.Scalars(tag)] == [0, 2 * n, 3 * n]
-    assert [picture.step for picture in events.Images("eval/placed_now")] == [0, 2 * n, 3 * n]
+        assert [point.step for point in events.Scalars(tag)] == [0, n, 2 * n, 3 * n]
+    assert [picture.step for picture in events.Images("eval/placed_now")] == [0, n, 2 * n, 3 * n]
     assert "custom_scalars__config__" in events.Tags()["tensors"]
+    assert "_hparams_/session_start_info" in events.summary_metadata
+    assert f"{compare.first[OVER_SEARCH]:.3f} -> {compare.last[OVER_SEARCH]:.3f}" in compare.summary
 
 
 def test_evaluation_and_checkpoints_of_sb3(tmp_path: Path) -> None:
@@ -257,6 +263,28 @@ def test_a_saved_model_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
         weights.append(model.policy.state_dict())
     assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
     assert load_policy(tmp_path / "model").network.shape == ppo.policy.placer.network.shape
+
+
+def test_a_training_resumed_from_a_checkpoint_learns_what_one_that_went_on_learns(tmp_path: Path) -> None:
+    def learn(model: PlacementPPO, updates: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        average = AverageWeights(0.9)
+        callbacks = [TimeLimit(10**6), average, Checkpoints(folder, every=2)]
+        model.learn(updates * N_STEPS * N_PLACES, callbacks, reset_num_timesteps=False)
+        assert model.num_timesteps == model.updates * N_STEPS * N_PLACES
+        return model.policy.state_dict(), average.state_dict()
+
+    whole, half = (make(PlacementVecEnv(problems(), N_PLACES)) for _ in range(2))
+    weights, average = learn(whole, 5, tmp_path / "whole")
+    learn(half, 2, tmp_path / "half")
+    env = PlacementVecEnv(problems(), N_PLACES)
+    resumed, same_average = learn(
+        PlacementPPO.load(tmp_path / "half" / "00000002.safetensors", env), 3, tmp_path / "half"
+    )
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert all(
+        torch.equal(tensor, same_average[name]) for name, tensor in average.items() if name != "updates"
+    )
+    assert [path.stem for path in sorted((tmp_path / "half").iterdir())] == ["00000004", "00000005"]
 
 
 def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

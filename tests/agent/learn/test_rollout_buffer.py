@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.learn.rollout_buffer import LEAST_SHARE, chances_of, less_others, normalise_within
+from agent.learn.rollout_buffer import (
+    LEAST_SHARE,
+    chances_of,
+    draw_systematically,
+    less_others,
+    normalise_within,
+)
 
 
 def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:
@@ -50,11 +56,15 @@ def test_decisions_are_chosen_by_the_size_of_their_advantage(seed: int, share: f
 
 def test_a_share_of_the_decisions_has_the_gradient_of_all() -> None:
     """Weighted sums over what is chosen are those over all decisions, but for chance."""
-    rng, sums = np.random.default_rng(0), []
+    rng, sums, sizes = np.random.default_rng(0), [], set()
+    np.random.seed(0)  # noqa: NPY002 (as SB3 does)
     advantages, directions = rng.standard_normal(5000).astype(np.float32), rng.standard_normal(5000)
     chances = chances_of(advantages, 0.2)
     for _ in range(400):
-        kept = rng.random(5000) < chances
-        sums.append((directions * advantages / chances)[kept].sum())
+        chosen = draw_systematically(chances)
+        assert len(set(chosen.tolist())) == len(chosen)
+        sizes.add(len(chosen))
+        sums.append((directions * advantages / chances)[chosen].sum())
+    assert sizes <= {999, 1000, 1001}
     error = np.std(sums) / np.sqrt(len(sums))
     assert np.mean(sums) == pytest.approx((directions * advantages).sum(), abs=4 * error)

@@ -5,29 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from agent.contexts.local import closing_lines
+from agent.learn import evaluation, inputs
+from agent.learn import train as training
+from agent.learn.config import ConfigError
+from agent.learn.evaluation import LOG_SPACED, is_better
+from agent.learn.metrics import (
+    HELD_OUT,
+    LAYOUT,
+    MEANINGS,
+    OVER_SEARCH,
+    SCORE,
+    TRAINED_ON,
+    VALIDATION,
+    as_markdown,
+)
+from agent.learn.problems import Split, problems_of
+from agent.learn.train import train
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_policy
-from agent.learn import config as training_config
-from agent.learn import inputs, selection
-from agent.learn.clock import Clock, Elapsed
-from agent.learn.config import ConfigError
-from agent.learn.imitation.phases import OnPolicyImitation
-from agent.learn.metrics import FROM_SB3, MEANINGS, SCORE, as_markdown, meanings, step_time_name, tags_of
-from agent.learn.problems import Split, problems_of
-from agent.learn.evaluation import is_better
-from agent.learn.train import train
 from envs.problem import Problem
 from tests.agent.learn.train_cases import SMALL, MemoryContext, chains, numbers
-
-VALIDATION = "step_time/validation_over_single"
 
 
 def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
@@ -41,7 +45,7 @@ def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
     result = train(replace(SMALL, timesteps=12_000, learning_rate=5e-3), context)
     assert result.finished
     assert result.best_score == pytest.approx(0.25, abs=0.01)
-    assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.4
+    assert context.rows[-1][HELD_OUT] < 0.4
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
@@ -72,7 +76,7 @@ def test_what_is_left_out_makes_another_policy_that_still_learns(
     context = MemoryContext(tmp_path)
     train(replace(LEARNING, **change), context)
     assert numbers(context) != numbers(full_model)
-    assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.6
+    assert context.rows[-1][HELD_OUT] < 0.6
 
 
 def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
 def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     result = train(SMALL, context)
-    assert result.cut_short == (), "without a limit"
+    assert result.cut_short == "", "without a limit"
     assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
     assert result.best_score in [row.get(SCORE) for row in context.rows[1:]]
     card = read_policy(tmp_path).card
@@ -104,9 +108,9 @@ def test_the_newest_policy_is_kept_that_is_not_surely_worse_than_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best, level, worse = (0.5, 0.5), (0.55, 0.48), (0.9, 0.9)
-    found = chain.from_iterable(([a], [b], [1.0]) for a, b in chain([worse, best, level], repeat(worse)))
-    monkeypatch.setattr(selection, "MOST", 1)
-    monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
+    found = chain.from_iterable(([1.0], [b], [a]) for a, b in chain([worse, best, level], repeat(worse)))
+    monkeypatch.setattr(training, "MOST", 1)
+    monkeypatch.setattr(evaluation, "ratios_over_orders", lambda _, one, *__: next(found))
     result = train(SMALL, MemoryContext(tmp_path))
     assert result.best_score == pytest.approx(np.prod(level) ** 0.5)
     assert is_better([0.0, 0.1, 0.0, -0.2], [0.0] * 4)
@@ -119,11 +123,11 @@ def test_the_start_is_kept_where_no_later_policy_is_better(
 ) -> None:
     """Also where chance might be why later ones are worse, and where the training is resumed."""
     first = MemoryContext(tmp_path / "first")
-    train(replace(SMALL, timesteps=256, demonstrations=0), first)
+    train(replace(SMALL, timesteps=256), first)
     later = chain([(0.5, 0.5)], repeat((0.9, 0.3)))
-    found = chain.from_iterable(([a], [b], [1.0]) for a, b in later)
-    monkeypatch.setattr(selection, "MOST", 1)
-    monkeypatch.setattr(selection, "ratios_over_orders", lambda _, one, *__: next(found)[: 2 - len(one)])
+    found = chain.from_iterable(([1.0], [b], [a]) for a, b in later)
+    monkeypatch.setattr(training, "MOST", 1)
+    monkeypatch.setattr(evaluation, "ratios_over_orders", lambda _, one, *__: next(found))
     config = replace(SMALL, timesteps=1024, init=str(first.folder))
     context = MemoryContext(tmp_path / "second", stop_after=stop_after)
     if not (result := train(config, context)).finished:
@@ -142,17 +146,18 @@ def test_a_training_that_is_stopped_before_an_update_keeps_nothing(tmp_path: Pat
     assert not (tmp_path / "policy.json").exists()
 
 
-def test_a_short_training_learns_by_reinforcement_alone(tmp_path: Path) -> None:
+def test_comparisons_are_log_spaced_and_begin_before_the_first_update(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
-    result = train(replace(SMALL, timesteps=512, minutes=3.9), context)
-    assert [row["timesteps"] for row in context.rows] == [0, 256, 512]
-    assert [SCORE in row for row in context.rows] == [True] * 3
+    result = train(replace(SMALL, timesteps=256 * 9, eval_every=100), context)
+    assert [row["timesteps"] for row in context.rows] == [256 * n for n in range(10)]
+    compared = [n for n, row in enumerate(context.rows) if SCORE in row]
+    assert compared == [0, 1, 2, 3, 4, 5, 6, 8, 9], "log-spaced, and the last one"
     assert context.pictures[:2] == [(0, "eval/placed_before"), (0, "eval/placed_now")]
-    assert context.pictures[2:] == [(at, "eval/placed_now") for at in (256, 512)]
-    assert result.reinforcement["score"] == (context.rows[0][SCORE], context.rows[-1][SCORE])
-    assert set(result.reinforcement) == {"score", "validation", "held_out"}
-    assert replace(SMALL, minutes=3.9).leaves_imitation_out, "one line says so"
-    assert not replace(SMALL, minutes=4).leaves_imitation_out
+    assert context.pictures[2:] == [(256 * n, "eval/placed_now") for n in compared[1:]]
+    assert result.gains["score"] == (context.rows[0][SCORE], context.rows[-1][SCORE])
+    assert set(result.gains) == {"score", "validation", "held_out"}
+    updates_of_two_minutes = range(1, 26)
+    assert len(LOG_SPACED.intersection(updates_of_two_minutes)) >= 11, "and the untrained policy"
 
 
 def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) -> None:
@@ -161,9 +166,26 @@ def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) 
     result = train(replace(long, minutes=0.1), context)
     assert 128 <= result.timesteps < 8 * 40_000
     assert 3.0 < result.wall_s < 60.0
+    assert result.finished
+    assert result.cut_short == f"{result.timesteps:,} of 1,000,000,000 decisions"
+    assert SCORE in context.rows[-1]
+    assert context.rows[-1]["train/learning_rate"] < 0.6 * SMALL.learning_rate, "schedules follow the time"
     ample = MemoryContext(tmp_path / "ample")
     train(replace(SMALL, timesteps=512, minutes=60), ample)
     assert [row["timesteps"] for row in ample.rows] == [0, 256, 512]
+
+
+def test_time_used_before_an_interruption_counts(tmp_path: Path) -> None:
+    config = replace(SMALL, timesteps=10**9, minutes=0.05)
+    context = MemoryContext(tmp_path)
+    first = train(config, context)
+    n_rows = len(context.rows)
+    again = train(config, context)
+    assert 0.8 * first.wall_s <= again.wall_s < 2 * first.wall_s
+    assert len(context.rows) == n_rows
+    assert (again.cut_short, again.best_score) == (first.cut_short, first.best_score)
+    longer = train(replace(config, minutes=config.minutes + 0.02), context)
+    assert longer.timesteps > first.timesteps
 
 
 def test_a_resumed_run_searches_and_anneals_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +224,7 @@ def test_a_policy_to_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to learn; give --timesteps"):
-        train(replace(SMALL, timesteps=0, demonstrations=0), MemoryContext(tmp_path))
+        train(replace(SMALL, timesteps=0), MemoryContext(tmp_path))
 
 
 def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
@@ -228,15 +250,14 @@ def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
 
 def test_metrics_are_complete_and_each_has_a_meaning(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
+    other = replace(chains(4, 4, "other"), family="other")
+    context.graphs = replace(context.graphs, held_out=(*context.graphs.held_out, other))
     train(replace(SMALL, timesteps=512), context)
-    reported = {key.replace("/chains", "/FAMILY") for row in context.rows for key in row}
-    assert reported - {"timesteps"} == set(meanings())
-    assert set(MEANINGS) < set(meanings())
-    assert all(f"| `{name}` |" in as_markdown() for name in reported - {"timesteps"})
-    rated = [row["training/phase"] for row in context.rows if SCORE in row]
-    assert rated[0] == 1, "curves begin with the first pass of imitation"
-    assert context.rows[0].keys() >= {SCORE, "step_time/held_out_over_annealing"}
-    assert set(rated) == {1, 2, 3}
+    families = {"of_family/chains": "of_family/FAMILY", "of_family/other": "of_family/FAMILY"}
+    logged = {families.get(name, name) for row in context.rows for name in row} - {"timesteps"}
+    assert logged == set(MEANINGS)
+    assert all(f"| `{name}` |" in as_markdown() for name in logged)
+    assert context.rows[0].keys() >= {SCORE, OVER_SEARCH}, "curves begin with the untrained policy"
 
 
 def tensorboard_key(tag: str) -> list[tuple[int, str]]:
@@ -245,15 +266,11 @@ def tensorboard_key(tag: str) -> list[tuple[int, str]]:
 
 
 def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
-    by_family = [step_time_name("held_out", "annealing", f"an_own_model_{at}") for at in range(9)]
-    tags = tags_of([*meanings(), *by_family]).values()
-    assert len(set(tags)) == len(tags)
-    assert max(len(tag) for tag in tags if tag not in FROM_SB3 and "of_family" not in tag) <= 20
-    ordered = sorted(tags, key=tensorboard_key)
-    assert ordered[:2] == ["compare/to_annealing", "compare/trained_on"]
-    groups = list(dict.fromkeys(tag.split("/")[0] for tag in ordered))
-    assert groups == ["compare", "eval", "of_family", "rollout", "time", "to_device", "train", "training"]
-    assert not any("of_family" in tag for tag in tags_of(by_family[:1]).values()), "one family has one curve"
+    of_sb3 = {"train/explained_variance", "train/policy_gradient_loss", "rollout/ep_rew_mean"}
+    shown = [tag for tag in MEANINGS if not tag.startswith(("of_family", "time/"))]
+    assert max(len(tag) for tag in shown if tag not in of_sb3) <= 20
+    assert sorted(MEANINGS, key=tensorboard_key)[:2] == [OVER_SEARCH, TRAINED_ON]
+    assert {tag for _, tags in LAYOUT["training"].values() for tag in tags} < set(MEANINGS)
 
 
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:
@@ -262,8 +279,7 @@ def test_references_are_those_of_annealing(tmp_path: Path) -> None:
     problem = problems_of(context.graphs.held_out, SMALL.cluster)[0]
     found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
     row = next(row for row in context.rows if SCORE in row)
-    over_single = row["step_time/held_out_over_single"]
-    assert row["step_time/held_out_over_annealing"] == pytest.approx(over_single * problem.scale_s / found)
+    assert row[OVER_SEARCH] == pytest.approx(row[HELD_OUT] * problem.scale_s / found)
 
 
 def test_a_policy_learns_from_randomized_clusters(tmp_path: Path) -> None:

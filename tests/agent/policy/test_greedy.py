@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
+from agent.policy import greedy as evaluating
+from agent.policy.greedy import ratios_over_orders
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
-from agent.learn import validation as evaluating
-from agent.learn.validation import ratios_over_orders
 from envs.placement.reward import Measured
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem

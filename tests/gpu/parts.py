@@ -218,16 +218,18 @@ def _update(encoder: str, device: str) -> Row:
 
 
 def _observations(problem: Any) -> dict[str, Any]:
-    """What is observed in four episodes that begin, and after each of eight ops is placed."""
+    """What is observed in the first eight decisions of an episode."""
     import numpy as np
     import torch
 
-    from envs.placement.vec_env import PlacementVecEnv
+    from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 
-    env = PlacementVecEnv([problem], 4)
-    seen = [env.reset()]
+    batch = EpisodeBatch([problem], 1, EpisodeSettings(["topo"]))
+    batch.begin(0, 0, 0, np.random.default_rng(0))
+    seen = []
     for number in range(8):
-        seen.append(env.step(np.full(4, number % problem.n_devices))[0])
+        seen.append({name: rows.copy() for name, rows in batch.observation._asdict().items()})
+        batch.step(np.array([number % problem.n_devices]))
     return {name: torch.from_numpy(np.concatenate([rows[name] for rows in seen])) for name in seen[0]}
 
 

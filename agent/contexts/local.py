@@ -22,7 +22,6 @@ from agent.contexts.outputs import EventWriter, MetricsFile, ProgressBar
 from agent.learn.checkpoints import CheckpointError, CheckpointFolder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
 from agent.learn.inputs import read_inputs
-from agent.learn.problems import Split, split_graphs
 from agent.learn.train import DivergedError, Result, train
 from agent.learn.workers import SOLO, WorkerGroup
 from agent.placing.trial_runner import compile_jobs, warm_up_graph
@@ -35,6 +34,7 @@ from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs, write_graphs
+from graphs.split import Split, split_graphs
 from graphs.system.command_line import name_of
 from graphs.system.compiling import compile_ahead
 from graphs.system.interrupts import handled_by

@@ -10,7 +10,7 @@ import torch
 from agent.calibration.quick import get_or_measure_cluster
 from agent.contexts.run_folder import policy_folder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
-from agent.learn.problems import Split, left_out
+from agent.learn.problems import left_out
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
@@ -20,6 +20,7 @@ from envs.placement import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
 from envs.runtime.step_timer import MeasuredStepTimer
 from graphs.orders import ORDERS
+from graphs.split import Split
 from graphs.system.registry import load_plugins
 
 

@@ -276,6 +276,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """
         if not isinstance(env, PlacementVecEnv):
             self.log_row()
+            rollout_buffer.buffer_size = n_rollout_steps  # a time limit shortens the last ones
             arguments = env, callback, rollout_buffer, n_rollout_steps, use_masking
             return not self.ending and bool(super().collect_rollouts(*arguments))
         self.policy.set_training_mode(False)

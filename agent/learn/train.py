@@ -20,7 +20,7 @@ from agent.learn.inputs import Inputs, read_inputs
 from agent.learn.metrics import HELD_OUT, SCORE, VALIDATION
 from agent.learn.performance import tune_malloc
 from agent.learn.ppo import PlacementPPO, settings_of
-from agent.learn.problems import Split, training_problems, validation_problems
+from agent.learn.problems import training_problems, validation_problems
 from agent.learn.references import some
 from agent.learn.workers import FIRST, WorkerGroup
 from agent.policy.mdp_config import MdpConfig
@@ -35,6 +35,7 @@ from envs.placement.reward import Measured, Reward, simulated
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.runtime.runnable_model import RunnableModel
+from graphs.split import Split
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""

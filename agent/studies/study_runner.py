@@ -19,7 +19,6 @@ from agent.contexts.engine import check_ray_is_installed, ray_cluster
 from agent.contexts.local import load_split
 from agent.learn.config import ConfigError, TrainConfig
 from agent.learn.inputs import read_inputs
-from agent.learn.problems import Split
 from agent.studies.record import RUNNING, Attempt, Running, Study, open_study
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_report import closing_lines, ending_line
@@ -32,6 +31,7 @@ from agent.studies.study_trials import (
     study_trials,
 )
 from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, stop_file, train_trial
+from graphs.split import Split
 from graphs.system.interrupts import handled_by
 from graphs.system.worker_process import Death, Process, WorkerProcess
 

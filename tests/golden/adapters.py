@@ -19,7 +19,6 @@ from agent.commands import evaluate
 from agent.lab import __main__ as command
 from agent.lab.questions import EXPERIMENTS, RESULTS
 from agent.learn.callbacks import UpdateCallback
-from agent.learn.problems import Split
 from agent.learn.train import train
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.policy.policy import Policy
@@ -35,6 +34,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
+from graphs.split import Split
 from tests.agent.learn.train_cases import SMALL, MemoryContext
 
 STEP_PLACERS, PIPELINED_PLACERS = names_of(STEP), names_of(PIPELINE)

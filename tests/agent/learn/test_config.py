@@ -10,9 +10,9 @@ import pytest
 from agent.commands.train_flags import make_parser
 from agent.contexts.engine import EngineConfig
 from agent.learn.config import ConfigError, TrainConfig
-from agent.learn.problems import split_graphs
 from agent.studies.study_config import StudyConfig
 from graphs.op_graph import OpGraph, build_graph
+from graphs.split import split_graphs
 
 
 def test_round_trip() -> None:

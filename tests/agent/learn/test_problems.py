@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from agent.learn.inputs import read_inputs
-from agent.learn.problems import Split, problems_of, training_problems, validation_problems
+from agent.learn.problems import problems_of, training_problems, validation_problems
 from envs.problem import Problem
 from graphs.op_graph import build_graph
+from graphs.split import Split
 from tests.agent.learn.train_cases import SMALL, chains
 
 

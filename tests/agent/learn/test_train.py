@@ -25,12 +25,13 @@ from agent.learn.metrics import (
     VALIDATION,
     as_markdown,
 )
-from agent.learn.problems import Split, problems_of
+from agent.learn.problems import problems_of
 from agent.learn.train import train
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_policy
 from envs.problem import Problem
+from graphs.split import Split
 from tests.agent.learn.train_cases import SMALL, MemoryContext, chains, numbers
 
 

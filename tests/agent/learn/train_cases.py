@@ -12,10 +12,10 @@ from stable_baselines3.common.logger import Image, KVWriter
 from agent.learn.checkpoints import CheckpointFolder
 from agent.learn.config import TrainConfig
 from agent.learn.metrics import CPU_S, SPEED, WALL_S
-from agent.learn.problems import Split
 from agent.learn.workers import SOLO, WorkerGroup
 from envs.runtime.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph
+from graphs.split import Split
 
 SMALL = TrainConfig(
     cluster=("4xh100",),

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from agent.calibration.quick import get_or_measure_cluster
-from agent.contexts.run_folder import policy_folder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
 from agent.learn.problems import left_out
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.policy import Policy
+from agent.policy.run_names import policy_folder
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
 from envs.cluster.presets import RANDOM, get_cluster

@@ -22,8 +22,9 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.contexts.run_folder import STUDY, provenance, run_folder
+from agent.contexts.run_folder import STUDY, provenance
 from agent.learn.config import TrainConfig
+from agent.policy.run_names import run_folder
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import Space, StudyTrial
 from agent.studies.trial_process import COMPLETE, FAILED, PRUNED, STALE, scores_of

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent.learn.imitation.phases import OnPolicyImitation
-from agent.learn.phase import Phase
 from safetensors.numpy import load_file
 from sb3_contrib import MaskablePPO
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from envs.cluster import presets
 from envs.cluster.cluster import Cluster, ClusterError, Device
+from envs.cluster.host import EAGER_ISSUE_S
 from envs.cluster.kinds import KINDS, measured_links
 from envs.costs.op_seconds import CostError
 from envs.problem import Problem
@@ -38,6 +39,9 @@ LINK_SPREAD = 0.8
 """Standard deviation of the logarithm of the links' bandwidth: from PCIe to NVLink within one cluster."""
 LATENCY_SPREAD = 0.5
 """Standard deviation of the logarithm of the links' latency."""
+P_HOST, HOST_SPREAD = 0.5, 0.5
+"""Probability that a cluster that is drawn counts its host, and standard deviation of the logarithm of the
+host's time per op over that of eager PyTorch."""
 P_SCARCE = 0.3
 """Probability that memory is scarce: that of a problem, or that of the GPUs of a cluster that is drawn."""
 SCARCE_MEMORY = (1.2, 3.0)
@@ -106,6 +110,7 @@ def draw_cluster(rng: np.random.Generator) -> Cluster:
     within, between = _pick(rng, of_class[inside]), _pick(rng, of_class["nodes"])
     in_second = np.arange(n_devices) >= (int(rng.integers(1, n_devices)) if layout == "nodes" else n_devices)
     local = in_second[:, None] == in_second[None, :]
+    has_host, slower = rng.random() < P_HOST, np.exp(HOST_SPREAD * rng.standard_normal())
     return Cluster(
         f"random-{layout}-{n_devices}",
         tuple(devices),
@@ -113,6 +118,7 @@ def draw_cluster(rng: np.random.Generator) -> Cluster:
         np.where(local, within.latency_s, between.latency_s),
         sharing=within.sharing,
         n_half_bytes=np.where(local, within.n_half_bytes, between.n_half_bytes),
+        issue_s=float(slower) * EAGER_ISSUE_S if has_host else 0.0,
     )
 
 

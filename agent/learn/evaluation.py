@@ -139,6 +139,7 @@ class CompareWithSearch(UpdateCallback):
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self._resumed_at = self.model.updates or None
+        self._sets = self._make_sets()
         for output in self.logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
                 output.writer.add_custom_scalars(LAYOUT)
@@ -157,7 +158,6 @@ class CompareWithSearch(UpdateCallback):
             self.updates = updates
 
     def _compare(self) -> None:
-        self._sets = self._sets or self._make_sets()
         self.ratios = {
             use: ratios_over_orders(
                 self.policy, compared.problems, self.orders, self._reward, self.model.policy.threads

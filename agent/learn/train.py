@@ -39,9 +39,10 @@ from graphs.split import Split
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""
-MOST = 128
-"""Graphs of each use that are placed at most, drawn at random; more would take the time to learn."""
-COMPARING = 0.15
+FEW, MOST = 16, 128
+"""Graphs of each use that are placed at most, drawn at random, in trainings of two minutes and of 16 or more;
+more would take the time to learn."""
+COMPARING = 0.2
 """Fraction of a training's time that comparisons before the regular ones may take together."""
 GAINS = {"score": SCORE, "validation": VALIDATION, "held_out": HELD_OUT}
 """Greedy step times over one device, by their names in `Result.gains`."""
@@ -219,10 +220,11 @@ def _comparison(
 ) -> CompareWithSearch:
     """Compares on the clusters as they are: on randomized ones a few graphs out of memory would decide."""
     graphs = context.graphs
+    most = int(min(max(config.limit_s * FEW / 120, FEW), MOST))
     return CompareWithSearch(
-        some(validation_problems(graphs.held_out, config), MOST),
-        validation=some(validation_problems(graphs.validation, config), MOST),
-        trained_on=some(validation_problems(graphs.train, config) or problems, MOST),
+        some(validation_problems(graphs.held_out, config), most),
+        validation=some(validation_problems(graphs.validation, config), most),
+        trained_on=some(validation_problems(graphs.train, config) or problems, most),
         every=config.eval_every,
         order=config.order,
         average=average,

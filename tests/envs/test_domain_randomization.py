@@ -7,6 +7,7 @@ import pytest
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_to_json
+from envs.cluster.host import EAGER_ISSUE_S
 from envs.cluster.kinds import KINDS
 from envs.cluster.presets import get_cluster
 from envs.domain_randomization import LAYOUTS, SCARCE_MEMORY, draw_cluster, randomize_domain, resize, wires
@@ -45,6 +46,9 @@ def test_every_number_of_devices_layout_kind_and_wire_is_drawn() -> None:
     }
     assert speeds == {wire.bytes_per_s for some in wires().values() for wire in some}
     assert {cluster.sharing for cluster in CLUSTERS} == {"pair", "egress"}
+    issue_s = np.array([cluster.issue_s for cluster in CLUSTERS if cluster.issue_s])
+    assert 100 < len(issue_s) < 200
+    assert 0.8 < np.median(issue_s) / EAGER_ISSUE_S < 1.25
 
 
 def test_gpus_are_equal_or_of_two_kinds_and_a_host_is_one_more_device() -> None:

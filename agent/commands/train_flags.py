@@ -11,9 +11,9 @@ from typing import Any
 from agent.contexts import run_folder as runs
 from agent.contexts.engine import CODE, EngineConfig, code_flags
 from agent.learn.config import EXTENDABLE, MAIN, ConfigError, TrainConfig
-from agent.policy.run_names import run_folder
 from agent.studies.study_config import StudyConfig
 from graphs.system.command_line import OneLineParser, as_typed, name_of
+from graphs.system.folders import run_folder
 from graphs.system.settings import add_flags, field_types
 
 NAME, COMMAND = name_of("train_agent.py"), as_typed("train_agent.py")

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.learn.config import TrainConfig
-from agent.policy.run_names import RunError, run_folder
 from graphs.dataset import git_commit, project_version
-from graphs.system.folders import FolderError, created, locked
+from graphs.system.folders import FolderError, RunError, created, locked, run_folder
 from graphs.system.json_files import read_json, write_json_atomic
 
 STUDY = "study.json"

@@ -12,7 +12,6 @@ from agent.learn.config import MEASURED, ConfigError, TrainConfig
 from agent.learn.problems import left_out
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.policy import Policy
-from agent.policy.run_names import policy_folder
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
 from envs.cluster.presets import RANDOM, get_cluster
@@ -21,6 +20,7 @@ from envs.runtime.runnable_model import RunnableModel
 from envs.runtime.step_timer import MeasuredStepTimer
 from graphs.orders import ORDERS
 from graphs.split import Split
+from graphs.system.folders import policy_folder
 from graphs.system.registry import load_plugins
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import platform
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -229,6 +230,18 @@ def project_version() -> str:
     if project.is_file():
         return str(tomllib.loads(project.read_text())["project"]["version"])
     return metadata.version("placewalk")
+
+
+def git_commit() -> str | None:
+    """Returns the hash of the commit that is checked out; None if this is no checkout."""
+    root, command = Path(__file__).parents[1], ["git", "rev-parse", "HEAD"]
+    if not (root / ".git").exists():  # an environment may be in a checkout of something else
+        return None
+    try:
+        answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
 
 
 def _versions() -> dict[str, str]:

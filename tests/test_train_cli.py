@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from agent.commands import train as train_agent
 from agent.contexts.local import closing_lines
+from agent.learn.metrics import UPDATES
 from agent.learn.train import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
@@ -36,11 +37,11 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert config["n_envs"] == 8
     assert {"versions", "git_commit"} <= config.keys()
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["training/iteration"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row[UPDATES] for row in rows] == [0, 1, 2, 3, 4]
     assert rows[-1]["timesteps"] == json.loads((run / "result.json").read_text())["timesteps"] == 512
     assert "tensorboard --logdir" in capsys.readouterr().out
     events = EventAccumulator(str(run)).Reload()
-    assert {"to_device/score", "train/loss", "result/best_score"} <= set(events.Tags()["scalars"])
+    assert {"to_device/score", "train/loss", "compare/to_annealing"} <= set(events.Tags()["scalars"])
     assert "metrics/text_summary" in events.Tags()["tensors"]
 
     assert train_agent.main(arguments) == 2
@@ -52,7 +53,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
 
     assert train_agent.main(["--resume", "--name", "one", "--timesteps", "640"]) == 0
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["training/iteration"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row[UPDATES] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert "nothing was left" not in capsys.readouterr().out
     assert train_agent.main(["--resume", "--name", "one"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -69,7 +70,7 @@ def test_a_run_that_minutes_cut_short_goes_on_for_the_minutes_given_on_resuming(
         results.append(json.loads(path.read_text()))
     made = [result["timesteps"] for result in results]
     assert made[0] < made[1] < made[2] == made[3], "without minutes there is nothing left to do"
-    assert all("reinforcement" in result["cut_short"][-1] for result in results)
+    assert all("of 100,000,000 decisions" in result["cut_short"] for result in results)
 
 
 @pytest.mark.parametrize(
@@ -167,18 +168,16 @@ def test_the_closing_lines_name_what_was_cut_short() -> None:
         "curves: tensorboard --logdir runs/x",
         "on one screen: http://localhost:6006/#custom_scalars",
     ]
-    gained = replace(result, reinforcement={"score": (0.61, 0.5), "held_out": (0.7, 0.65)})
+    gained = replace(result, gains={"score": (0.61, 0.5), "held_out": (0.7, 0.65)})
     assert closing_lines(gained, Path("runs/x")).splitlines()[2:5] == [
-        "by reinforcement:",
+        "by training:",
         "  score 0.610 -> 0.500",
         "  held out 0.700 -> 0.650",
     ]
-    short = replace(result, cut_short=("imitation: 1 of 3 passes", "reinforcement: 10 of 20 decisions"))
-    assert closing_lines(short, Path("runs/x")).splitlines()[2:5] == [
-        "cut short by --minutes:",
-        "  imitation: 1 of 3 passes",
-        "  reinforcement: 10 of 20 decisions",
-    ]
+    short = replace(result, cut_short="10 of 20 decisions")
+    assert (
+        closing_lines(short, Path("runs/x")).splitlines()[2] == "cut short by --minutes: 10 of 20 decisions"
+    )
 
 
 def test_help_comes_in_groups_and_begins_with_what_matters(
@@ -193,7 +192,6 @@ def test_help_comes_in_groups_and_begins_with_what_matters(
         "options",
         "what matters most",
         "problems and decision process",
-        "imitation",
         "reinforcement (PPO)",
         "network",
         "evaluation",

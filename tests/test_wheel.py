@@ -127,7 +127,7 @@ def test_its_commands_run_in_an_empty_folder(programs: Path, tmp_path: Path) -> 
     report = (tmp_path / "out" / "report.html").read_text()
     assert "<code>placewalk-evaluate --graphs chain.json" in report
     assert f"Placewalk {version}</p>" in report, "no commit is known"
-    flags = "--graphs chain.json --init pretrained --imitation-epochs 0 --dagger-rounds 0 --timesteps 32"
+    flags = "--graphs chain.json --init pretrained --timesteps 32"
     sizes = "--n-envs 4 --repeats 2 --n-steps 8 --batch-size 32 --epochs 1 --name a"
     run([programs / "placewalk-train", *f"{flags} {sizes}".split()], tmp_path, NUMBA_DISABLE_JIT="1")
     trained = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())

@@ -9,8 +9,7 @@ import pytest
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 
-SMALL = {"imitation-epochs": 0, "dagger-rounds": 0, "hidden": 8, "rounds": 1}
-SMALL |= {"n-envs": 8, "repeats": 4, "n-steps": 16, "batch-size": 64, "epochs": 1}
+SMALL = {"hidden": 8, "rounds": 1, "n-envs": 8, "repeats": 4, "n-steps": 16, "batch-size": 64, "epochs": 1}
 QUICK = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]
 
 

@@ -11,7 +11,6 @@ from agent.commands import evaluate, train
 from tests.training_cases import QUICK, write_toys
 
 FLAGS = ["--graphs", "graphs.jsonl", "--timesteps", "128", "--name", "run", "--threads", "1", *QUICK]
-FLAGS += ["--imitation-epochs", "1", "--dagger-rounds", "1", "--search", "100", "--demonstrations", "1"]
 PLACERS = ["single", "heft", "annealing", "random", "policy"]
 
 

@@ -13,6 +13,7 @@ from agent.contexts.engine import CODE, EngineConfig, code_flags
 from agent.learn.config import EXTENDABLE, MAIN, ConfigError, TrainConfig
 from agent.studies.study_config import StudyConfig
 from graphs.system.command_line import OneLineParser, as_typed, name_of
+from graphs.system.folders import run_folder
 from graphs.system.settings import add_flags, field_types
 
 NAME, COMMAND = name_of("train_agent.py"), as_typed("train_agent.py")
@@ -86,15 +87,15 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
             raise ConfigError(
                 f"context is {config.context} in a file; give --context {config.context} as a flag"
             )
-        return config, runs.run_folder(config.name)
+        return config, run_folder(config.name)
     fixed = [key for key in given if key not in (*EXTENDABLE, *CODE)] + (
         ["config"] if options["config"] is not None else []
     )
     if fixed:
         raise ConfigError(f"--resume uses the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
-    _check_code_is_named(runs.run_folder(given["name"]) / runs.CONFIG, started, given)
-    folder, config = runs.run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
+    _check_code_is_named(run_folder(given["name"]) / runs.CONFIG, started, given)
+    folder, config = run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
     if changed := [key for key in CODE if getattr(config, key) != getattr(started, key)]:
         raise ConfigError(f"--resume uses the settings of the run, which has another --{changed[0]}")
     return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in given)), folder

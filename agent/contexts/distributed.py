@@ -97,6 +97,7 @@ class OtherWorker(FirstWorker):
         with ExitStack() as cleanup:
             self.folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="placewalk-worker-")))
             self.checkpoints = SharedCheckpoints(self.folder / "checkpoints", self.group)
+            self.callbacks = ()
             self._catch_signals(cleanup)
             cleanup.enter_context(self._processes.failing_together())
             self._cleanup = cleanup.pop_all()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
-import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib import metadata
@@ -12,51 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from agent.learn.config import TrainConfig
-from graphs.dataset import project_version
-from graphs.system.errors import InputError
-from graphs.system.folders import FolderError, created, locked
+from graphs.dataset import git_commit, project_version
+from graphs.system.folders import FolderError, RunError, created, locked, run_folder
 from graphs.system.json_files import read_json, write_json_atomic
 
-RUNS = Path("runs")
 STUDY = "study.json"
 """File of a folder that is a study, whose trials are runs."""
-TRIAL = "trial:"
-"""Begins the name of a trial's policy, `trial:STUDY/TRIAL`."""
 PACKAGES = ("torch", "torch-geometric", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "numba")
 CONFIG, RESULT = "config.json", "result.json"
 PROVENANCE = ("versions", "git_commit")
 """Keys of `config.json` beside the configuration."""
-
-
-class RunError(InputError):
-    """A run that exists, does not exist, or is in use; the message says what to do."""
-
-
-def run_folder(name: str) -> Path:
-    """Returns the folder of a run.
-
-    Raises:
-        RunError: a name that is empty or no plain file name.
-    """
-    if not name:
-        raise RunError("the run has no name; give it one with --name NAME")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name):
-        raise RunError(f"run name {name!r}: use up to 100 letters, digits, dots, dashes and underscores")
-    return RUNS / name
-
-
-def policy_folder(init: str) -> str:
-    """Finds the policy that a training starts from: `trial:STUDY/TRIAL` names a trial's.
-
-    Raises:
-        RunError: a name that is no plain file name.
-    """
-    if not init.startswith(TRIAL):
-        return init
-    study, _, trial = init.removeprefix(TRIAL).partition("/")
-    if not (study and trial):
-        raise RunError(f"init is '{init}'; write {TRIAL}STUDY/TRIAL")
-    return str(run_folder(study) / "trials" / run_folder(trial).name)
 
 
 def check_is_new(name: str) -> Path:
@@ -155,15 +118,3 @@ def _refusal(name: str, *, resume: bool) -> str:
     if resume:
         return f"run '{name}' is being trained by another process; wait for it or stop it"
     return f"run '{name}' exists; resume it with --resume, or choose another --name"
-
-
-def git_commit() -> str | None:
-    """Returns the hash of the commit that is checked out; None if this is no checkout."""
-    root, command = Path(__file__).parents[2], ["git", "rev-parse", "HEAD"]
-    if not (root / ".git").exists():  # an environment may be in a checkout of something else
-        return None
-    try:
-        answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answer.stdout.strip()

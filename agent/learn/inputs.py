@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from agent.calibration.quick import get_or_measure_cluster
-from agent.contexts.run_folder import policy_folder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
 from agent.learn.problems import left_out
 from agent.policy.encoders.base import ENCODERS
@@ -21,6 +20,7 @@ from envs.runtime.runnable_model import RunnableModel
 from envs.runtime.step_timer import MeasuredStepTimer
 from graphs.orders import ORDERS
 from graphs.split import Split
+from graphs.system.folders import policy_folder
 from graphs.system.registry import load_plugins
 
 

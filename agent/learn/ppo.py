@@ -343,7 +343,6 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             self.ent_coef = self._entropy_schedule(self._current_progress_remaining)
         with np.errstate(over="ignore", invalid="ignore"), bf16_matmul(), self._averaged_gradients():
             super().train()
-        self.updates += 1
         self.logger.record(ENTROPY_WEIGHT, self.ent_coef)
         recorded = self.logger.name_to_value
         check_finite(
@@ -353,6 +352,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         )
         if isinstance(self.env, PlacementVecEnv):
             self._values(self.env)
+        self.updates += 1
 
     @contextmanager
     def _averaged_gradients(self) -> Iterator[None]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from agent.learn.checkpoints import Checkpoint, CheckpointError, under
-
-if TYPE_CHECKING:
-    from agent.learn.ppo import PlacementPPO
 
 
 @runtime_checkable
@@ -29,7 +26,17 @@ class Stateful(Protocol):
         """
 
 
-def capture(ppo: PlacementPPO) -> Checkpoint:
+class Saved(Protocol):
+    """The attributes of `PlacementPPO` that are its state."""
+
+    policy: Any
+    num_timesteps: int
+    updates: int
+    _n_updates: int
+    stateful_callbacks: list[Stateful]
+
+
+def capture(ppo: Saved) -> Checkpoint:
     """Captures weights, optimizer, counters and callbacks between two updates."""
     tensors = {f"policy/{name}": tensor for name, tensor in ppo.policy.state_dict().items()}
     for index, slots in ppo.policy.optimizer.state_dict()["state"].items():
@@ -43,7 +50,7 @@ def capture(ppo: PlacementPPO) -> Checkpoint:
     return Checkpoint(tensors, {**counters, "callbacks": callbacks})
 
 
-def restore(ppo: PlacementPPO, checkpoint: Checkpoint) -> None:
+def restore(ppo: Saved, checkpoint: Checkpoint) -> None:
     """Restores weights, optimizer and counters in a new PPO.
 
     Raises:

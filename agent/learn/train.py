@@ -154,14 +154,14 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
             ),
         ]
         left = max(config.timesteps - model.num_timesteps, 0)
-        failure = ""
+        failure, cause = "", None
         try:
             model.learn(left, callbacks, reset_num_timesteps=False)
         except FloatingPointError as error:
-            failure = _said(error, config, model.updates + 1)
+            failure, cause = _said(error, config, model.updates), error
         result = _result(config, model, limit, compare, keep, failure)
     if failure:
-        raise DivergedError(result)
+        raise DivergedError(result) from cause
     return result
 
 
@@ -248,12 +248,12 @@ def _identity(config: TrainConfig, problems: Sequence[Problem]) -> dict[str, Any
     return {key: settings[key] for key in DECISIVE} | {"problems": names}
 
 
-def _said(error: FloatingPointError, config: TrainConfig, update: int) -> str:
-    """Says where a training diverged and what to try."""
+def _said(error: FloatingPointError, config: TrainConfig, updates: int) -> str:
+    """Says when a training diverged and what to try."""
     rates = ("learning_rate", "final_learning_rate")
     rate, name = max((float(getattr(config, name)), name) for name in rates)
     return (
-        f"training diverged in update {update}: {error}; what was saved before is "
+        f"training diverged after {updates:,} updates: {error}; what was saved before is "
         f"kept; train under another name with a lower --{name.replace('_', '-')} (now {rate:g})"
     )
 

@@ -22,14 +22,14 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.contexts.run_folder import STUDY, provenance, run_folder
+from agent.contexts.run_folder import STUDY, provenance
 from agent.learn.config import TrainConfig
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import Space, StudyTrial
 from agent.studies.trial_process import COMPLETE, FAILED, PRUNED, STALE, scores_of
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
-from graphs.system.folders import FolderError, created, locked
+from graphs.system.folders import FolderError, created, locked, run_folder
 from graphs.system.json_files import read_json, write_json_atomic
 
 FORMAT, RECORD, TABLE, RUNNING = "placewalk.study/2", "optuna.db", "trials.csv", "running"

@@ -1,4 +1,4 @@
-"""Folders that one process at a time writes: made with their first files, locked, and cleared of drafts.
+"""Folders that one process at a time writes: made with their first files, locked, cleared of drafts; of runs.
 
 A process may be killed at any moment. What it leaves is a folder that is complete, or a draft, which no
 reader takes for a result and which the next process removes.
@@ -7,6 +7,7 @@ reader takes for a result and which the next process removes.
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ LOCK = ".lock"
 """File that is locked while a process writes the folder; it stays when the process has ended."""
 STALE_S = 60.0
 """Age beyond which a draft folder that nobody has locked is left over."""
+RUNS = Path("runs")
+TRIAL = "trial:"
+"""Begins the name of a trial's policy, `trial:STUDY/TRIAL`."""
 
 
 class FolderError(InputError):
@@ -99,3 +103,34 @@ def _remove_stale(parent: Path) -> None:
             if draft.is_dir() and time.time() - draft.stat().st_mtime > STALE_S:
                 with _lock(draft):
                     shutil.rmtree(draft)
+
+
+class RunError(InputError):
+    """A run that exists, does not exist, or is in use; the message says what to do."""
+
+
+def run_folder(name: str) -> Path:
+    """Returns the folder of a run.
+
+    Raises:
+        RunError: a name that is empty or no plain file name.
+    """
+    if not name:
+        raise RunError("the run has no name; give it one with --name NAME")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name):
+        raise RunError(f"run name {name!r}: use up to 100 letters, digits, dots, dashes and underscores")
+    return RUNS / name
+
+
+def policy_folder(init: str) -> str:
+    """Finds the policy that a training starts from: `trial:STUDY/TRIAL` names a trial's.
+
+    Raises:
+        RunError: a name that is no plain file name.
+    """
+    if not init.startswith(TRIAL):
+        return init
+    study, _, trial = init.removeprefix(TRIAL).partition("/")
+    if not (study and trial):
+        raise RunError(f"init is '{init}'; write {TRIAL}STUDY/TRIAL")
+    return str(run_folder(study) / "trials" / run_folder(trial).name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,10 +11,8 @@ from sb3_contrib import MaskablePPO
 
 from agent.learn.config import TrainConfig
 from agent.learn.performance import bf16_matmul, tune_malloc
-from agent.learn.ppo import PlacementPPO, make_ppo, settings_of
-from agent.policy.network import PlacementNetwork
-from agent.policy.policy import Policy, torch_threads
-from agent.policy.shape import current_shape
+from agent.learn.ppo import PlacementPPO
+from agent.policy.policy import torch_threads
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
@@ -39,15 +36,14 @@ def environment(threads: int) -> PlacementVecEnv:
 @cache
 def plain() -> PlacementPPO:
     """One thread, learning from every decision, the graph encoder included."""
-    return PlainPPO("PlacementPolicy", environment(1), **settings_of(CONFIG), share=1.0, seed=0, device="cpu")
+    return PlainPPO("PlacementPolicy", environment(1), share=1.0, seed=0, device="cpu")
 
 
 @cache
 def ours(threads: int) -> PlacementPPO:
     """Set up as `agent.learn.train` does it, at the default configuration."""
-    config, env = replace(CONFIG, threads=threads), environment(threads)
-    policy = Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
-    return make_ppo(config, env, lambda: policy, lambda: config.learning_rate, seed=0, device="cpu")
+    kwargs = {"threads": threads}
+    return PlacementPPO("PlacementPolicy", environment(threads), policy_kwargs=kwargs, seed=0, device="cpu")
 
 
 def step_episodes(ppo: PlacementPPO) -> None:

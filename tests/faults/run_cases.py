@@ -13,13 +13,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from agent.commands import train as train_agent
-from agent.learn.checkpoints import FORMAT, read_tensors, write_tensors
+from agent.learn.checkpoints import Checkpoint, content_of, read_checkpoint
 from tests.faults.processes import rows_of
 from tests.training_cases import QUICK
 
 FLAGS = [*QUICK, "--graphs", "graphs.jsonl", "--threads", "1", "--checkpoint-every", "2"]
 PER_UPDATE = 128
-"""Decisions of one update of reinforcement."""
+"""Decisions of one update."""
 
 
 def train(*arguments: str, code: int = 0) -> None:
@@ -66,16 +66,17 @@ def refused(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None
     capsys.readouterr()
     resume(name, code=2)
     error = capsys.readouterr().err
-    assert message in error
+    assert message in error, error
     assert error.count("\n") == 1
     assert content(run) == before
 
 
 def changed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> None:
     """Writes a checkpoint anew with other content, checksum included."""
-    tensors, state = read_tensors(path, FORMAT)
+    saved = read_checkpoint(path)
+    tensors, state = dict(saved.tensors), dict(saved.state)
     change(tensors, state)
-    write_tensors(path, FORMAT, tensors, state)
+    path.write_bytes(content_of(Checkpoint(tensors, state)))
 
 
 def truncated(path: Path) -> None:

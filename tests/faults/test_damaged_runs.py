@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from tests import training_cases
-from tests.faults.run_cases import DAMAGES, begin, changed, checkpoints, outcome, refused, resume, truncated
+from tests.faults.run_cases import DAMAGES, begin, changed, checkpoints, outcome, refused, resume
 
 place = training_cases.place
 
@@ -56,9 +58,9 @@ def test_a_run_whose_checkpoints_are_gone_is_refused(place: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--seed", "1"), "is of a run with another setting of seed"),
-        (("--hidden", "16"), "is of a run with another setting of hidden"),
-        (("--cluster", "2xk80"), "is of a run with another setting of cluster"),
+        (("--seed", "1"), "a run with another setting of seed"),
+        (("--hidden", "16"), "a run with another setting of hidden"),
+        (("--cluster", "2xk80"), "a run with another setting of cluster"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(
@@ -72,28 +74,32 @@ def test_a_checkpoint_of_another_run_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors, state: state.pop("run"),
-        lambda tensors, state: state.pop("ppo"),
-        lambda tensors, state: state["ppo"].pop("random"),
-        lambda tensors, state: state.update(training=[1, 2]),
-        lambda tensors, state: state.pop("best"),
-        lambda tensors, state: state["training"].update(iteration=4),
-        lambda tensors, state: state["training"].update(iteration=True),
-        lambda tensors, state: state["training"].update(imitated=-1),
-        lambda tensors, state: state["training"].update(wall_s=float("nan")),
-        lambda tensors, state: state["ppo"].update(timesteps="640"),
-        lambda tensors, state: state["ppo"].update(updates=2**70),
-        lambda tensors, state: state["ppo"]["random"].update(pos=10**6),
-        lambda tensors, state: state.update(best=[None, 0, []]),
-        lambda tensors, state: state.update(evaluated=[{}, {}, {}]),
-        lambda tensors, state: [phase.update(steps=1.5) for phase in state["phases"].values()],
-        lambda tensors, state: state["ppo"]["env"].update(round=[99]),
-        lambda tensors, state: state["ppo"]["env"].update(rng={}),
-        lambda tensors, state: tensors.pop("random/torch"),
-        lambda tensors, state: tensors.update({"optimizer/0/exp_avg": np.zeros((3, 3), np.float32)}),
-        lambda tensors, state: tensors.update({"optimizer/999/step": np.zeros((), np.float32)}),
+        lambda tensors, state: state.pop("updates"),
+        lambda tensors, state: state.update(updates=4),
+        lambda tensors, state: state.update(updates=True),
+        lambda tensors, state: state.update(updates=2**70),
+        lambda tensors, state: state.update(timesteps="640"),
+        lambda tensors, state: state.update(epochs=-1),
+        lambda tensors, state: state.pop("callbacks"),
+        lambda tensors, state: state.update(callbacks=[1, 2]),
+        lambda tensors, state: state["callbacks"].update(TimeLimit=3),
+        lambda tensors, state: state["callbacks"]["TimeLimit"].update(wall_s=math.nan),
+        lambda tensors, state: state["callbacks"]["TimeLimit"].pop("cpu_s"),
+        lambda tensors, state: state["callbacks"]["KeepPolicy"].update(best_score=None),
+        lambda tensors, state: state["callbacks"]["KeepPolicy"].update(least=[math.nan]),
+        lambda tensors, state: state["callbacks"]["KeepPolicy"].update(least=3),
+        lambda tensors, state: state["callbacks"]["KeepPolicy"].pop("start_score"),
+        lambda tensors, state: state["callbacks"]["CompareWithSearch"].update(first=3),
+        lambda tensors, state: state["callbacks"]["AverageWeights"].pop("updates"),
+        lambda tensors, state: state.update(arguments=[1]),
+        lambda tensors, state: state["policy_kwargs"].update(unknown=1),
+        lambda tensors, state: state["shape"].update(hidden=9),
+        lambda tensors, state: state["shape"].update(encoder="unknown"),
+        lambda tensors, state: state["mdp"].update(mdp="unknown"),
+        lambda tensors, state: tensors.update({"optimizer/0/exp_avg": torch.zeros(3, 3)}),
+        lambda tensors, state: tensors.update({"optimizer/999/step": torch.zeros(())}),
         lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("policy/")],
-        lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("average/")],
+        lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("Average")],
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(
@@ -149,39 +155,6 @@ def test_rows_that_are_nested_deeply_are_refused(place: Path, capsys: pytest.Cap
     path = begin("damaged") / "metrics.jsonl"
     path.write_text("[" * 99999 + "\n" + path.read_text())
     refused(capsys, "damaged", "runs/damaged/metrics.jsonl:1: is no JSON")
-
-
-IMITATION = ("--imitation-epochs", "4", "--search", "50", "--demonstrations", "1")
-
-
-def go_on_from_the_first_kept(run: Path) -> None:
-    """Lets a run look as if it had been killed before its last checkpoint."""
-    checkpoints(run)[-1].unlink()
-    (run / "result.json").unlink()
-
-
-@pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
-def test_damaged_demonstrations_are_searched_again_and_the_same_is_learned(
-    place: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
-) -> None:
-    run = begin("run", *IMITATION, updates=0)
-    expected = outcome(run)
-    go_on_from_the_first_kept(run)
-    damage(run / "demonstrations.safetensors")
-    capsys.readouterr()
-    resume("run", updates=0)
-    error = capsys.readouterr().err
-    assert ("its placements will be searched again" in error) == (damage is not Path.unlink)
-    assert outcome(run) == expected
-
-
-@pytest.mark.parametrize("damage", [truncated, Path.unlink])
-def test_demonstrations_that_time_limited_cannot_be_searched_again(
-    place: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
-) -> None:
-    run = begin("run", *IMITATION, "--minutes", "10")
-    damage(run / "demonstrations.safetensors")
-    refused(capsys, "run", "runs/run/demonstrations.safetensors: ")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.learn.metrics import UPDATES
 from tests import training_cases
 from tests.faults.run_cases import PER_UPDATE, begin, changed, checkpoints, content, outcome, resume, train
 
@@ -67,12 +68,13 @@ def test_a_run_is_where_it_was_put(place: Path, put: Callable[[Path, Path], obje
     original = begin("original")
     before = content(original)
     put(original, Path("runs") / "other")
-    worst = {"best": [9.0, 0, []]}
-    changed(checkpoints(Path("runs/other"))[-1], lambda _, state: state.update(worst))
+    worst = {"best_score": 9.0, "start_score": 9.0, "least": []}
+    last = checkpoints(Path("runs/other"))[-1]
+    changed(last, lambda _, state: state["callbacks"]["KeepPolicy"].update(worst))
     other = resume("other")
     assert content(original) == (before if put is shutil.copytree else {})
     assert json.loads((other / "policy.json").read_text())["config"]["name"] == "other"
-    assert [row["training/iteration"] for row in outcome(other)[0]] == [*range(8)]
+    assert [row[UPDATES] for row in outcome(other)[0]] == [*range(8)]
 
 
 def test_a_run_that_goes_on_is_not_done_until_it_ends(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +84,9 @@ def test_a_run_that_goes_on_is_not_done_until_it_ends(place: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent.contexts.local.TensorBoard.report", fail)
+        patch.setattr("agent.contexts.local.EventWriter.write", fail)
         resume("run", code=1)
     assert not (run / "result.json").exists()
     resume("run")
     assert json.loads((run / "result.json").read_text())["finished"]
-    assert [row["training/iteration"] for row in outcome(run)[0]] == [*range(8)]
+    assert [row[UPDATES] for row in outcome(run)[0]] == [*range(8)]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from agent.commands import evaluate
 from agent.lab import __main__ as command
 from agent.lab.questions import EXPERIMENTS, RESULTS
+from agent.learn.callbacks import UpdateCallback
 from agent.learn.train import train
 from agent.placers.base import PLACERS, Budget, names_of
 from agent.policy.policy import Policy
@@ -150,32 +151,31 @@ def scores(problem: Problem, observations: Sequence[Mapping[str, NDArray[Any]]])
         return [tensor.numpy() for tensor in policy.scores(obs)]
 
 
-class KeepsWeights(MemoryContext):
-    """A context that keeps the weights after each update; the first row is of none."""
+class KeepWeights(UpdateCallback):
+    """Keeps the weights after each update."""
 
-    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        super().report(timesteps, metrics)
-        if len(self.rows) > 2:
-            self.keep()
+    weights: list[list[NDArray[Any]]]
 
-    def keep(self) -> None:
-        tensors = self.checkpoints.latest().tensors
-        names = sorted(name for name in tensors if "network." in name)
-        self.__dict__.setdefault("weights", []).append([tensors[name].numpy() for name in names])
+    def _init_callback(self) -> None:
+        self.weights = []
+
+    def _on_update(self) -> None:
+        if len(self.weights) < self.model.updates:
+            tensors = self.model.policy.placer.network.state_dict()
+            self.weights.append([tensors[name].numpy().copy() for name in sorted(tensors)])
 
 
 def updates(mdp: str, train_on: Sequence[OpGraph]) -> Iterator[tuple[list[NDArray[Any]], dict[str, float]]]:
-    """Weights and metrics after three updates of imitation, of on-policy imitation and of reinforcement."""
+    """Weights and metrics after three updates."""
     first, second, third, last = train_on
-    phases = {"imitation_epochs": 3, "dagger_rounds": 3, "timesteps": 3 * SMALL.n_envs * SMALL.n_steps}
-    config = replace(SMALL, mdp=mdp, eval_every=1, checkpoint_every=1, order=("topo", "b-level"), **phases)
-    config = replace(config, cluster=("4xv100", "gpu+cpu"), start="single", passes=1)
+    config = replace(SMALL, mdp=mdp, eval_every=1, checkpoint_every=1, order=("topo", "b-level"))
+    config = replace(config, timesteps=3 * SMALL.n_envs * SMALL.n_steps, start="single", passes=1)
     with TemporaryDirectory() as folder:
-        context = KeepsWeights(Path(folder), seed=3)
+        keep = KeepWeights()
+        context = MemoryContext(Path(folder), seed=3, callbacks=(keep,))
         context.graphs = Split((first, second), (third,), (last,))
-        train(config, context)
-        context.keep()
-        yield from zip(context.weights, context.rows[1:], strict=True)
+        train(replace(config, cluster=("4xv100", "gpu+cpu")), context)
+        yield from zip(keep.weights, context.rows[1:], strict=True)
 
 
 def evaluation_files(words: Sequence[str]) -> Iterator[tuple[str, bytes]]:

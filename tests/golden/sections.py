@@ -34,8 +34,7 @@ LARGER_GRAPHS = tuple((family, 0, "layer") for family, *_ in SMALL_GRAPHS[:8])
 CLUSTERS = ("4xv100", "gpu+cpu", "placeto-k80:3", "tight a100+v100")
 CLOCK = ("wall_s", "cpu_s", "ratio_to_refine")
 """Columns of tables that the clock decides."""
-CURVES = ("train/imitation_loss", "train/imitation_value_loss", "train/policy_gradient_loss")
-CURVES += ("train/value_loss", "train/entropy_loss", "step_time/score")
+CURVES = ("train/policy_gradient_loss", "train/value_loss", "train/entropy_loss", "to_device/score")
 SOME, TRAINED = "~", "~~"
 """Begin answers that depend on the kind of processor, by the sums of its matrix products; and those of
 trainings, where the first steps of Adam amplify such differences."""
@@ -104,13 +103,12 @@ def environment() -> Answers:
 
 
 def training() -> Answers:
-    """Weights and curves of three updates of each phase, in both processes."""
+    """Weights and curves of three updates, in both processes."""
     graphs = [adapters.graph_of(*SMALL_GRAPHS[at]) for at in (5, 9, 2, 7)]
     for mdp in ("construct", "improve"):
         for number, (weights, metrics) in enumerate(adapters.updates(mdp, graphs)):
-            phase = ("imitation", "on-policy imitation", "reinforcement")[number // 3]
-            curves = [metrics[name] for name in CURVES if name in metrics]
-            yield f"{mdp} {phase} {number % 3}", answer(TRAINED, weights, *curves)
+            curves = [metrics[name] for name in CURVES]
+            yield f"{mdp} {number}", answer(TRAINED, weights, *curves)
 
 
 def logits() -> Answers:

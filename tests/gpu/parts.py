@@ -189,41 +189,48 @@ def _update(encoder: str, device: str) -> Row:
     """Scores decisions and makes one update on a device and on the CPU, from the same weights."""
     import copy
 
-    import numpy as np
     import torch
-    from agent.learn.imitation.demonstrations import Demonstration, regrets
-    from agent.learn.imitation.learner import ImitationLearner
-    from agent.learn.imitation.trajectories import replay_demonstrations
 
     from agent.policy.decoding import decode
-    from agent.policy.mdp_config import MdpConfig
     from agent.policy.network import PlacementNetwork
     from agent.policy.policy import Policy
     from agent.policy.shape import current_shape
 
     problem = _problem()
-    placed = np.arange(len(problem.graph.units))[problem.graph.unit_of] % problem.n_devices
-    shown = Demonstration(0, placed, regrets(problem, placed))
-    trajectories = replay_demonstrations(
-        [problem], [shown], orders=("topo",), mdp_config=MdpConfig(), seed=(0,)
-    )
     torch.manual_seed(0)
-    network = PlacementNetwork(current_shape(encoder, 16, 2))
-    made = []
+    network, made = PlacementNetwork(current_shape(encoder, 16, 2)), []
     for each in ("cpu", device):
         policy = Policy(copy.deepcopy(network)).to(each)
         policy.set_problems([problem])
-        columns = {key: torch.from_numpy(value).to(each) for key, value in vars(trajectories[0]).items()}
-        logits = policy.scores(columns)[0].cpu()
+        observations = {name: rows.to(each) for name, rows in _observations(problem).items()}
+        before = policy.scores(observations)[0].cpu()
         n_decided = decode(policy, problem).shape[1]
+        logits, values = policy.scores_for_update(observations)
+        loss = values.square().mean() - logits.log_softmax(1).amax(1).mean()
+        loss.backward()
         # Adam's first step has the sign of each gradient alone, and the sign of one near 0 is the device's.
-        optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
-        metrics, _ = ImitationLearner(trajectories, (0,)).epoch(0, policy, optimizer, max_grad_norm=0.5)
-        made.append((logits, policy.scores(columns)[0].cpu(), torch.tensor(list(metrics.values()))))
+        torch.optim.SGD(policy.parameters(), lr=1e-2).step()
+        made.append((before, policy.scores(observations)[0].cpu(), loss.detach().cpu()))
     for expected, found in zip(*made, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    note = f"{n_decided} ops decided; scores before and after the update and its metrics as on the CPU"
+    note = f"{n_decided} ops decided; scores before and after the update and its loss as on the CPU"
     return Row("policy", f"decode and update, encoder {encoder}", note=note)
+
+
+def _observations(problem: Any) -> dict[str, Any]:
+    """What is observed in the first eight decisions of an episode."""
+    import numpy as np
+    import torch
+
+    from envs.placement.episodes import EpisodeBatch, EpisodeSettings
+
+    batch = EpisodeBatch([problem], 1, EpisodeSettings(["topo"]))
+    batch.begin(0, 0, 0, np.random.default_rng(0))
+    seen = []
+    for number in range(8):
+        seen.append({name: rows.copy() for name, rows in batch.observation._asdict().items()})
+        batch.step(np.array([number % problem.n_devices]))
+    return {name: torch.from_numpy(np.concatenate([rows[name] for rows in seen])) for name in seen[0]}
 
 
 def _reinforce(device: str) -> Row:
@@ -233,10 +240,9 @@ def _reinforce(device: str) -> Row:
     from tests.agent.learn.train_cases import SMALL, MemoryContext
 
     with tempfile.TemporaryDirectory() as folder:
-        config = replace(SMALL, device=device, timesteps=256, dagger_rounds=0, imitation_epochs=1)
-        context = MemoryContext(Path(folder) / "run", device=device)
-        result = train(config, context)
-    note = f"{result.timesteps} decisions, {result.iterations} updates, score {result.best_score:.3g}"
+        config = replace(SMALL, device=device, timesteps=256)
+        result = train(config, MemoryContext(Path(folder) / "run", device=device))
+    note = f"{result.timesteps} decisions, {result.updates} updates, score {result.best_score:.3g}"
     return Row("policy", "reinforcement, PPO", note=note)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.contexts.run_folder import git_commit
 from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
@@ -16,7 +15,7 @@ from agent.evaluation.report.headline import headline
 from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
 from envs.figures import OKABE_ITO
-from graphs.dataset import project_version
+from graphs.dataset import git_commit, project_version
 from graphs.system.json_files import write_bytes_atomic
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from agent.contexts.engine import RayUnavailableError, check_ray_is_installed
 from agent.learn.checkpoints import CheckpointFolder
+from agent.learn.metrics import UPDATES
 from graphs.system.json_files import read_json
 from tests.faults.processes import TRAINING, rows_of
 from tests.training_cases import place
@@ -83,13 +84,13 @@ def test_a_killed_worker_restarts_all_and_a_stopped_run_goes_on(place: Path) -> 
     training.process.send_signal(signal.SIGTERM)
     assert training.process.wait(PATIENCE_S) == 1, training.output
     assert "resume with train_agent.py --resume --name first, started as before" in training.output
-    iterations = [row["training/iteration"] for row in rows_of(run)]
-    assert iterations == list(range(len(iterations))), "no row is lost or doubled"
+    updates = [row[UPDATES] for row in rows_of(run)]
+    assert updates == list(range(len(updates))), "no row is lost or doubled"
     saved = CheckpointFolder(run / "checkpoints").latest()
     assert saved is not None
-    assert saved.state["training"]["iteration"] == iterations[-1]
+    assert saved.state["updates"] == updates[-1]
 
-    training = Training(place, "--resume", "--name", "first", "--timesteps", str(128 * len(iterations)))
+    training = Training(place, "--resume", "--name", "first", "--timesteps", str(128 * (len(updates) + 2)))
     assert training.process.wait(PATIENCE_S) == 0, training.output
     assert read_json(run / "result.json")["finished"]
     assert training.output.count("of one device's step time") == 1

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.learn.metrics import UPDATES
 from graphs.system.json_files import read_json
 from tests.agent.contexts.worker_cases import free_port
 from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, Command, rows_of
-from tests.training_cases import place
+from tests.training_cases import place, write_toys
 
 __all__ = ["place"]
 ROOT = Path(__file__).parents[3]
@@ -22,11 +23,12 @@ ENDLESS = [*FLAGS, "--timesteps", "1000000"]
 
 
 class Workers:
-    """Two processes that run the training command, with the environment of torchrun."""
+    """Two processes that run the training command in a folder each, with the environment of torchrun."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, other: Path | None = None) -> None:
+        folders = (folder, other or folder)
         ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        self.commands = [Command(TRAIN, words, folder, RANK=str(rank), **ranks) for rank in range(2)]
+        self.commands = [Command(TRAIN, words, folders[rank], RANK=str(rank), **ranks) for rank in range(2)]
 
     @property
     def outputs(self) -> list[str]:
@@ -49,7 +51,11 @@ class Workers:
 
 def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Path) -> None:
     run, words = place / "runs" / "first", ["--name", "first"]
-    workers = Workers(place, *ENDLESS, *words)
+    other = place / "machine"
+    (other / "runs" / "first").mkdir(parents=True)
+    (other / "runs" / "first" / "result.json").write_text("another's")
+    write_toys(other)
+    workers = Workers(place, *ENDLESS, *words, other=other)
     workers.wait_until_trained(run, 5)
     os.kill(workers.commands[1].process.pid or 0, signal.SIGTERM)
     assert workers.wait() == [1, 1], workers.outputs
@@ -57,14 +63,15 @@ def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Pa
     first, second = workers.outputs
     assert "resume with train_agent.py --resume --name first, started as before" in first
     assert second == ""
+    assert [path.read_text() for path in other.glob("runs/*/*")] == ["another's"], "the first alone writes"
 
-    more = str(read_json(run / "config.json")["n_envs"] * 16 * (n_rows - 2))
+    more = str(read_json(run / "config.json")["n_envs"] * 16 * (n_rows + 2))
     workers = Workers(place, "--resume", *words, "--timesteps", more)
     assert workers.wait() == [0, 0], workers.outputs
     assert read_json(run / "result.json")["finished"]
-    iterations = [row["training/iteration"] for row in rows_of(run)]
-    assert iterations == list(range(len(iterations)))
-    assert len(iterations) > n_rows
+    updates = [row[UPDATES] for row in rows_of(run)]
+    assert updates == list(range(len(updates)))
+    assert len(updates) > n_rows
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import optuna
 import pytest
 
 from agent.learn.config import TrainConfig
-from agent.learn.metrics import ITERATION, SCORE
+from agent.learn.metrics import SCORE, UPDATES
 from agent.studies.record import Running, Study, StudyError, open_study
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import StudyTrial, study_trials
@@ -53,7 +53,7 @@ def statuses() -> list[str]:
 def scored(study: Study, running: Running, *scores: float) -> bool:
     """Writes the scores of a training; returns whether the search stops it."""
     running.folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({ITERATION: number, SCORE: score}) for number, score in enumerate(scores)]
+    lines = [json.dumps({UPDATES: number, SCORE: score}) for number, score in enumerate(scores)]
     (running.folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return study.falls_behind(running)
 

@@ -45,8 +45,8 @@ def test_the_base_has_every_component_that_it_could_do_without() -> None:
     for name in COMPONENTS:
         with pytest.raises(ConfigError, match=f"has no '{name}' to leave out"):
             leave_out(leave_out(BASE, name), name)
-    both = leave_out(BASE, "dagger+encoder")
-    assert (both.dagger_rounds, both.encoder) == (0, "none")
+    both = leave_out(BASE, "mask+encoder")
+    assert (both.mask, both.encoder) == ("none", "none")
     assert leave_out(BASE, "order=bfs").order == ("bfs",)
 
 
@@ -66,8 +66,8 @@ def test_what_cannot_be_done_is_one_line(context: str, settings: dict[str, Any],
 
 
 def test_every_component_is_left_out_on_every_seed() -> None:
-    trials = trials_of("ablation", without=("dagger", "dagger+encoder", "hidden=8"), seeds=2)
-    assert [trial.component for trial in trials[:4]] == ["", "dagger", "dagger+encoder", "hidden=8"]
+    trials = trials_of("ablation", without=("mask", "mask+encoder", "hidden=8"), seeds=2)
+    assert [trial.component for trial in trials[:4]] == ["", "mask", "mask+encoder", "hidden=8"]
     assert [trial.mode for trial in trials[:4]] == ["base", "without", "without", "replaced"]
     assert [trial.config.seed for trial in trials] == [0] * 4 + [1] * 4
     assert len({trial.name for trial in trials}) == 8

@@ -97,7 +97,7 @@ def test_a_users_file_that_hides_ours_is_named(tmp_path: Path, file: str) -> Non
 def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     words = ["--graphs", str(graph_file(tmp_path)), "--plugin", "mine.py", "--order", "last-first"]
-    small = ["--demonstrations", "0", "--dagger-rounds", "0", "--timesteps", "64", "--n-envs", "2"]
+    small = ["--timesteps", "64", "--n-envs", "2"]
 
     def train(code: int, *words: str) -> str:
         command = Command(TRAIN, words, tmp_path)

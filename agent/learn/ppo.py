@@ -27,7 +27,6 @@ from agent.learn.checkpoints import Checkpoint, content_of, read_checkpoint, res
 from agent.learn.config import ConfigError, TrainConfig
 from agent.learn.divergence import check_finite
 from agent.learn.metrics import ENTROPY_WEIGHT, HPARAM_METRICS, INFEASIBLE, PROGRESS, SPEED, UPDATES
-from agent.learn.performance import bf16_matmul
 from agent.learn.rollout import Ended, collect, critic_arrays
 from agent.learn.rollout_buffer import PerGraphRolloutBuffer
 from agent.learn.saving import Stateful, capture, check_policy, restore, restore_callbacks
@@ -42,6 +41,7 @@ from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from graphs.system.errors import checked
 from graphs.system.json_files import write_all_atomic
+from graphs.system.performance import bf16_matmul
 
 DEFAULTS = TrainConfig()
 TRAINING = "training.safetensors"

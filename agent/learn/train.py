@@ -18,7 +18,6 @@ from agent.learn.config import DECISIVE, TrainConfig
 from agent.learn.evaluation import CompareWithSearch, DrawPlacement, KeepPolicy
 from agent.learn.inputs import Inputs, read_inputs
 from agent.learn.metrics import HELD_OUT, SCORE, VALIDATION
-from agent.learn.performance import tune_malloc
 from agent.learn.ppo import PlacementPPO, settings_of
 from agent.learn.problems import training_problems, validation_problems
 from agent.learn.references import some
@@ -36,6 +35,7 @@ from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.runtime.runnable_model import RunnableModel
 from graphs.split import Split
+from graphs.system.performance import tune_malloc
 
 REFERENCES = "references.json"
 """File of a run that keeps what annealing finds."""

@@ -19,7 +19,6 @@ from agent.learn.checkpoints import CheckpointFolder
 from agent.learn.config import TrainConfig
 from agent.learn.inputs import read_inputs
 from agent.learn.metrics import SCORE, UPDATES
-from agent.learn.performance import release_freed_memory
 from agent.learn.problems import validation_problems
 from agent.learn.train import DivergedError, train
 from agent.policy.greedy import ratios_over_orders
@@ -29,6 +28,7 @@ from graphs.split import Split
 from graphs.system.command_line import FULL
 from graphs.system.errors import InputError
 from graphs.system.json_files import write_json_atomic
+from graphs.system.performance import release_freed_memory
 
 COMPLETE, PRUNED, FAILED, STALE = "complete", "pruned", "failed", "stale"
 """Ends of an attempt: done; stopped by the search; by an error; or stopped or killed, and to be done."""

@@ -10,11 +10,11 @@ import pytest
 from sb3_contrib import MaskablePPO
 
 from agent.learn.config import TrainConfig
-from agent.learn.performance import bf16_matmul, tune_malloc
 from agent.learn.ppo import PlacementPPO
 from agent.policy.policy import torch_threads
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
+from graphs.system.performance import bf16_matmul, tune_malloc
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from agent.learn.performance import bf16_matmul
+from graphs.system.performance import bf16_matmul
 
 
 def test_coarse_products_are_near_exact_ones_and_end_with_the_block() -> None:

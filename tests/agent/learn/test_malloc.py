@@ -9,7 +9,7 @@ import pytest
 COUNT_FAULTS = """
 import resource
 import torch
-from agent.learn.performance import tune_malloc
+from graphs.system.performance import tune_malloc
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -29,7 +29,7 @@ print(sum(faults() for _ in range(4)))
 RESIDENT = """
 import os
 import torch
-from agent.learn.performance import release_freed_memory, tune_malloc
+from graphs.system.performance import release_freed_memory, tune_malloc
 
 def resident_mib():
     with open("/proc/self/statm") as file:

@@ -14,7 +14,6 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
 from agent.learn.config import TrainConfig
-from agent.learn.divergence import check_scores
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import current_shape
@@ -128,6 +127,16 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
         logits, values = self.placer.scores(obs)
         check_scores(logits, values)
         return logits, values
+
+
+def check_scores(logits: Tensor, values: Tensor) -> None:
+    """Checks the scores of some decisions.
+
+    Raises:
+        FloatingPointError: one is NaN or infinite.
+    """
+    if not (logits.sum() + values.sum()).isfinite():
+        raise FloatingPointError("the policy's scores are not finite")
 
 
 def _log_probs(logits: Tensor, action_masks: Masks) -> Tensor:

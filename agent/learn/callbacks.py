@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from agent.learn.checkpoints import CheckpointError, CheckpointFolder
-from agent.learn.divergence import check_weights
 from agent.learn.metrics import CPU_S, WALL_S
 from agent.learn.workers import SOLO, WorkerGroup, any_worker, check_same, time_of_first
 from agent.policy.network import PlacementNetwork
@@ -200,10 +200,21 @@ class AverageWeights(UpdateCallback):
         if self._n_averaged == self.model.updates or self._average is None:
             return
         network = self.model.policy.placer.network
-        check_weights(network, "weights")
+        _check_weights(network, "weights")
         self._average.update_parameters(network)
-        check_weights(self._average.module, "averaged weights")
+        _check_weights(self._average.module, "averaged weights")
         self._n_averaged = self.model.updates
+
+
+def _check_weights(network: nn.Module, name: str) -> None:
+    """Checks all weights of a network.
+
+    Raises:
+        FloatingPointError: some are NaN, infinite, or so large that their sum is.
+    """
+    sums = torch.stack([weights.detach().sum() for weights in network.parameters()])
+    if not sums.isfinite().all():
+        raise FloatingPointError(f"the {name} are not finite")
 
 
 class Checkpoints(UpdateCallback):

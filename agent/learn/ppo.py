@@ -25,7 +25,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from agent.learn.actor_critic import PlacementPolicy
 from agent.learn.checkpoints import Checkpoint, content_of, read_checkpoint, restoring
 from agent.learn.config import ConfigError, TrainConfig
-from agent.learn.divergence import check_finite
 from agent.learn.metrics import ENTROPY_WEIGHT, HPARAM_METRICS, INFEASIBLE, PROGRESS, SPEED, UPDATES
 from agent.learn.rollout import Ended, collect, critic_arrays
 from agent.learn.rollout_buffer import PerGraphRolloutBuffer
@@ -302,7 +301,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
                 critic_arrays(compiled.weights),
                 decisions,
             )
-            check_finite(value=float(decisions.value.sum()))
+            _check_finite(value=float(decisions.value.sum()))
             buffer.finish(self._values(env), env.waits)
         return ended
 
@@ -345,7 +344,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             super().train()
         self.logger.record(ENTROPY_WEIGHT, self.ent_coef)
         recorded = self.logger.name_to_value
-        check_finite(
+        _check_finite(
             policy_loss=recorded["train/policy_gradient_loss"],
             value_loss=recorded["train/value_loss"],
             loss=recorded["train/loss"],
@@ -433,6 +432,17 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             restore(model, saved)
         model._saved = saved
         return model
+
+
+def _check_finite(**numbers: float) -> None:
+    """Checks numbers, by what they are called with underscores for spaces.
+
+    Raises:
+        FloatingPointError: one is NaN or infinite.
+    """
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise FloatingPointError(f"the {name.replace('_', ' ')} is {number}")
 
 
 def _policy_of(saved: Checkpoint) -> Policy:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from agent.evaluation.comparison.ratios import geometric_mean
 from agent.lab.pivot import Rows, axis, read_table
 
 FILE = Path(__file__).parent / "results" / "encoder_and_imitation.csv.gz"
@@ -31,7 +30,7 @@ def cell(rows: Rows, kind: str, column: str) -> str:
         [min(row[column] / row["single_s"], OUT_OF_MEMORY) for row in some if row["kind"] == kind]
         for some in by_seed
     ]
-    return interval([geometric_mean(values) for values in ratios])
+    return interval([float(np.exp(np.mean(np.log(values)))) for values in ratios])
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from agent.policy.placers import learned, policy_greedy
 if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
 
-ROLLOUT_COST, WALK_COST, MOVE_COST = 31.0, 1.5, 0.2
-"""About how many times as long as a list schedule `rollout` takes, as `rollout` a walk of the policy, and as
-a simulation a move of annealing."""
+ROLLOUT_COST, WALK_COST, MOVE_COST, PASS_COST = 31.0, 1.5, 0.2, 1.2
+"""About how many times as long as a list schedule `rollout` takes, as `rollout` a walk of the policy, as a
+simulation a move of annealing, and as its first decisions those of a rollout with a backward pass."""
 LARGE_UNITS = 2_000
 """Placement units from which on that is too rough, and the first decisions of a rollout are timed."""
 SHARE, SHARE_AFTER_WALK = 0.4, 0.1
@@ -44,7 +44,7 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     walks_first = is_large and search.is_feasible
     rollout_s = np.inf if walks_first else ROLLOUT_COST * _schedule(search, rng, SHARE)
     if is_large:
-        rollout_s = expected_rollout_s(search.problem, search.budget.clock)
+        rollout_s = PASS_COST * expected_rollout_s(search.problem, search.budget.clock)
     has_walked = _walk(search, rng, rollout_s, partial(policy_greedy, policy=policy, order=order))
     if walks_first:
         _schedule(search, rng, SHARE_AFTER_WALK if has_walked else SHARE)

@@ -24,9 +24,9 @@ ROLLOUT_COST, WALK_COST, MOVE_COST, PASS_COST = 31.0, 1.5, 0.2, 1.2
 simulation a move of annealing, and as its first decisions those of a rollout with a backward pass."""
 LARGE_UNITS = 2_000
 """Placement units from which on that is too rough, and the first decisions of a rollout are timed."""
-SHARE, SHARE_AFTER_WALK = 0.4, 0.1
-"""Shares of the seconds left in which a start must end, but for walks that may take all, and a list schedule
-after a walk. Tuned on graphs that no test uses; when walks come, on those of the page `budgets` too."""
+SHARE, SHARE_AFTER_WALK, MOST = 0.4, 0.1, 0.9
+"""Shares of the seconds left in which a start, a list schedule after a walk, and a second walk that may take
+most must be predicted to end. Tuned on graphs that no test uses, and on those of the page `budgets`."""
 
 
 @learned("auto", is_hybrid=True)
@@ -35,7 +35,7 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
 
     Starts are the fastest single device, list schedules, a walk of the policy and the rule of `rollout`; on
     large graphs the walks come before list schedules, unless no single device has the memory. The first walk
-    may take all seconds if annealing could not simulate every unit once meanwhile, the other if annealing
+    may take all seconds if annealing could not simulate every unit once meanwhile, the other most if it
     could not move every unit once. Drawn rollouts take 17 times as long as one: only where no seconds count.
     """
     single(search, rng)
@@ -60,8 +60,7 @@ def _schedule(search: SearchState, rng: np.random.Generator, share: float) -> fl
 
     Where memory lacks, `heft` comes last, as it does not heed it and repeats up to 16 times.
     """
-    is_timed, schedules_s = search.budget.seconds is not None, list[float]()
-    schedules = [heft, m_etf, *[contiguous] * is_timed]
+    schedules, schedules_s = [heft, m_etf, *[contiguous] * (search.budget.seconds is not None)], list[float]()
     for schedule in schedules if search.is_feasible else schedules[::-1]:
         longest_s = max(schedules_s, default=0.0)
         if search.has_time(round(PLANNING / share)) and _has_time(search, longest_s, share):
@@ -78,9 +77,10 @@ def _walk(search: SearchState, rng: np.random.Generator, rollout_s: float, decod
     walks: list[tuple[float, Strategy]] = [(1.0, partial(draw_rollouts, n_drawn=0)), (WALK_COST, decode)]
     policy_first = search.is_feasible and search.budget.seconds is not None
     for cost, walk in reversed(walks) if policy_first else walks:
-        share = 1.0 if cost * rollout_s < sweep_s else SHARE
+        most = MOST if has_walked else 1.0
+        share, limit = (most, 1.0) if cost * rollout_s < sweep_s else (SHARE, SHARE)
         if _has_time(search, cost * rollout_s, share):
-            before, walk_s = search.evaluations, _timed_s(search, walk, rng, share)
+            before, walk_s = search.evaluations, _timed_s(search, walk, rng, limit)
             if search.evaluations > before:
                 rollout_s, sweep_s, has_walked = walk_s / cost, MOVE_COST * sweep_s, True
     return has_walked

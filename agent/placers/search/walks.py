@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -20,6 +21,8 @@ TAKE_BEST = -1.0
 MAX_DECISIONS, FIRST_DECISIONS = 256, 32
 """Decisions of a group in one compiled call, which no signal or clock interrupts: the maximum, and those of
 the first call if a single episode has a time limit. Calls double in size, so that its pace is known early."""
+PACED_CALLS = 3
+"""Last ends of calls that the pace is taken from: decisions of the backward pass take up to twice as long."""
 RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
 """Decisions between two resamplings; in long episodes, which take long to copy, about so many resamplings."""
 RESAMPLED = 4
@@ -119,7 +122,7 @@ class GroupWalk:
             WalkTooLongError: they would not end in time.
             FloatingPointError: as `Decider.decide`.
         """
-        began_s, first = clock(), (0.0, 0)
+        began_s, ends = clock(), deque[tuple[float, int]](maxlen=PACED_CALLS)
         if limit_s < np.inf and self._size == 1:
             self._n_at_once = FIRST_DECISIONS
         for slot in range(len(self._slots)):
@@ -129,14 +132,12 @@ class GroupWalk:
             done = self._batch.done.reshape(-1, self._size)
             self.resample(done)
             self.finish(done)
-            taken_s, (first_s, n_first) = clock() - began_s, first
-            if n_first or len(self._found) == self._n_groups:
-                pace_s = (taken_s - first_s) / (self._n_taken - n_first)
-                all_s = taken_s + pace_s * (self._n_all - self._n_taken)
-                if all_s > limit_s:
-                    raise WalkTooLongError(all_s)
-            else:
-                first = taken_s, self._n_taken
+            ends.append((clock() - began_s, self._n_taken))
+            (before_s, n_before), (taken_s, n_taken) = ends[0], ends[-1]
+            pace_s = (taken_s - before_s) / max(n_taken - n_before, 1)
+            all_s = taken_s + pace_s * (self._n_all - n_taken)
+            if all_s > limit_s and (n_before < n_taken or len(self._found) == self._n_groups):
+                raise WalkTooLongError(all_s)
         return self._found
 
     def step(self) -> None:

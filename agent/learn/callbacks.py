@@ -61,7 +61,8 @@ class UpdateCallback(BaseCallback):
 class TimeLimit(BaseCallback):
     """Ends a training when its time is up, those of its earlier processes included; schedules end with it.
 
-    The last rollouts are shortened so that their updates end in time. Time to compile does not count.
+    The last rollouts are shortened so that their updates end in time; one update is made in any case. Time to
+    compile does not count.
 
     Args:
         seconds: infinite for none.
@@ -103,7 +104,7 @@ class TimeLimit(BaseCallback):
         self._last_s = self.wall_s
         left_s = self._limit_s - self.wall_s
         least = min(max(self.model.batch_size // self.model.n_envs, 2), self._n_steps)
-        if left_s <= (least * self._pace_s if self._updates else 0.0):
+        if self._updates and left_s <= least * self._pace_s:
             self.model.ending = OUT_OF_TIME
         self.model.n_steps = max(int(min(left_s / self._pace_s, self._n_steps)), least)
 

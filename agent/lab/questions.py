@@ -6,23 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
 from agent.lab.measured_clusters import TABLES, PublishedRuns
-from agent.lab.pivot import (
-    Across,
-    ExperimentError,
-    Pivot,
-    Row,
-    Rows,
-    Statistic,
-    count,
-    mean,
-    only,
-    over,
-    read_table,
-)
+from agent.lab.pivot import Across, ExperimentError, Pivot, Row, Rows, count, mean, only, over, read_table
 from agent.lab.trials import LARGE_OPS, NO_MODULES, RANDOM, SealedTrials
 from graphs.system.registry import Registry
 
@@ -167,52 +154,5 @@ EXPERIMENTS.register(
         tables=TABLES,
         run=PublishedRuns(),
         quick={"graphs": ("gpt-j-6b",)},
-    ),
-)
-
-
-def over_seeds(kind: str, column: str) -> Statistic:
-    """Makes a statistic of trainings: the step over one device's, with a 95 % interval over their seeds.
-
-    A placement out of memory counts as 2; the interval is that of Student for the logarithms.
-    """
-
-    def cell(rows: Rows) -> str:
-        logs: dict[int, list[float]] = {}
-        for row in rows:
-            if row["kind"] == kind:
-                ratio = min(row[column] / row["single_s"], 2.0)
-                logs.setdefault(row["seed"], []).append(float(np.log(ratio)))
-        means = np.array([np.mean(of_seed) for of_seed in logs.values()])
-        half = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
-        low, mid, high = np.exp(means.mean() + np.array([-half, 0.0, half]))
-        return f"{mid:.3f} ({low:.3f} to {high:.3f})"
-
-    return cell
-
-
-EXPERIMENTS.register(
-    "encoder_and_imitation",
-    Experiment(
-        "Do imitation, and a graph encoder that learns, pay for their time?",
-        rows="encoder_and_imitation.csv.gz",
-        tables=[
-            Pivot(
-                {"families and clusters": "recipe", "minutes": "minutes", "arm": "arm"},
-                [
-                    *(
-                        (f"{kind}, {what}", over_seeds(kind, column))
-                        for column, what in (("greedy_s", "one decode"), ("best_s", "best of 17"))
-                        for kind in ("held out", "unseen")
-                    ),
-                    (
-                        "decisions, millions",
-                        lambda rows: f"{np.mean([r['decisions'] for r in rows]) / 1e6:.1f}",
-                    ),
-                ],
-            )
-        ],
-        run=SealedTrials(("auto",), ("4xv100",), (1.0,)),
-        quick={"seconds": (0.1,)},
     ),
 )

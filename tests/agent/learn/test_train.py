@@ -170,7 +170,7 @@ def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) 
     assert result.finished
     assert result.cut_short == f"{result.timesteps:,} of 1,000,000,000 decisions"
     assert SCORE in context.rows[-1]
-    assert context.rows[-1]["train/learning_rate"] < 0.6 * SMALL.learning_rate, "schedules follow the time"
+    assert context.rows[-1]["train/learning_rate"] < 0.99 * SMALL.learning_rate, "schedules follow the time"
     ample = MemoryContext(tmp_path / "ample")
     train(replace(SMALL, timesteps=512, minutes=60), ample)
     assert [row["timesteps"] for row in ample.rows] == [0, 256, 512]

@@ -153,7 +153,7 @@ def test_a_mask_may_be_a_table() -> None:
 
 
 def test_arguments_of_many_episodes_are_checked() -> None:
-    for arguments in ({"n_envs": 0}, {"n_envs": "4"}, {"threads": 0}, {"share": (2, 2)}, {"seed": -1}):
-        with pytest.raises(MdpError, match=r"(episodes|threads|share\[0\]|seed) is .*; use a whole number"):
+    for arguments in ({"n_envs": 0}, {"n_envs": "4"}, {"threads": 0}, {"seed": -1}):
+        with pytest.raises(MdpError, match=r"(episodes|threads|seed) is .*; use a whole number"):
             PlacementVecEnv([chain_problem()], **{"n_envs": 2, **arguments})
     assert PlacementEnv([chain_problem()], orders="bfs").reset()

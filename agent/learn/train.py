@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from agent.learn.callbacks import ASKED, AverageWeights, Checkpoints, StopWhen, TimeLimit
-from agent.learn.checkpoints import Checkpoint, CheckpointFolder
+from agent.learn.checkpoints import Checkpoint, CheckpointFolder, restoring
 from agent.learn.config import DECISIVE, TrainConfig
 from agent.learn.evaluation import CompareWithSearch, DrawPlacement, KeepPolicy
 from agent.learn.inputs import Inputs, read_inputs
@@ -140,18 +140,18 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
         saved = context.checkpoints.latest(lambda line: context.announce(line, 0.0))
         model = _make_model(config, context, inputs, problems, reward, saved)
         average = AverageWeights(config.ema_decay)
-        compare = _comparison(config, context, problems, average, reward)
+        n_compared = _n_compared(config, saved)
+        compare = _comparison(config, context, problems, average, reward, n_compared)
         limit = TimeLimit(config.limit_s, group, lambda: compare.paused_s)
         keep = KeepPolicy(compare, context.folder, _card(config, context, inputs, model))
+        run = {**_identity(config, problems), "n_compared": n_compared}
         callbacks = [
             limit,
             StopWhen(context.should_stop, group),
             average,
             *([compare, keep, DrawPlacement(compare)] if group.rank == FIRST else ()),
             *context.callbacks,
-            Checkpoints(
-                context.checkpoints, config.checkpoint_every, run=_identity(config, problems), group=group
-            ),
+            Checkpoints(context.checkpoints, config.checkpoint_every, run=run, group=group),
         ]
         left = max(config.timesteps - model.num_timesteps, 0)
         failure, cause = "", None
@@ -216,11 +216,15 @@ def _linear(first: float, last: float) -> Callable[[float], float]:
 
 
 def _comparison(
-    config: TrainConfig, context: Context, problems: list[Problem], average: AverageWeights, reward: Reward
+    config: TrainConfig,
+    context: Context,
+    problems: list[Problem],
+    average: AverageWeights,
+    reward: Reward,
+    most: int,
 ) -> CompareWithSearch:
     """Compares on the clusters as they are: on randomized ones a few graphs out of memory would decide."""
     graphs = context.graphs
-    most = int(min(max(config.limit_s * FEW / 120, FEW), MOST))
     return CompareWithSearch(
         some(validation_problems(graphs.held_out, config), most),
         validation=some(validation_problems(graphs.validation, config), most),
@@ -233,6 +237,14 @@ def _comparison(
         references=context.folder / REFERENCES,
         announce=context.announce,
     )
+
+
+def _n_compared(config: TrainConfig, saved: Checkpoint | None) -> int:
+    """Returns the most graphs of each use that are compared, the same for all of a run."""
+    if saved is None:
+        return int(min(max(config.limit_s * FEW / 120, FEW), MOST))
+    with restoring(saved):
+        return int(saved.state["callbacks"]["Checkpoints"]["n_compared"])
 
 
 def _card(config: TrainConfig, context: Context, inputs: Inputs, model: PlacementPPO) -> PolicyCard:

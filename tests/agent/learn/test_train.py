@@ -189,6 +189,18 @@ def test_time_used_before_an_interruption_counts(tmp_path: Path) -> None:
     assert longer.timesteps > first.timesteps
 
 
+def test_a_run_that_gets_more_minutes_compares_the_same_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "FEW", 1)
+    context = MemoryContext(tmp_path)
+    train(replace(SMALL, minutes=2, timesteps=512), context)
+    assert train(replace(SMALL, minutes=20, timesteps=1024), context).finished
+    saved = context.checkpoints.latest()
+    assert saved is not None
+    assert len(saved.state["callbacks"]["KeepPolicy"]["least"]) == 2, "one for training, one for validation"
+
+
 def test_a_resumed_run_searches_and_anneals_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = MemoryContext(tmp_path, stop_after=2)
     assert not train(SMALL, context).finished

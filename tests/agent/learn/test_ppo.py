@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,12 @@ def test_a_training_of_another_save_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old" / TRAINING).replace(tmp_path / "new" / TRAINING)
     with pytest.raises(CheckpointError, match=f"{TRAINING}: was not saved with the policy beside it"):
         PlacementPPO.load(tmp_path / "new", ppo.env)
+
+
+def test_scripts_find_the_former_names() -> None:
+    with pytest.warns(DeprecationWarning, match="agent.training is agent.learn"):
+        former = importlib.import_module("agent.training.reinforcement.ppo")
+    assert former.PlacementPPO is PlacementPPO
 
 
 def wrapped(some: Sequence[Problem]) -> Any:

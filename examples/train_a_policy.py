@@ -50,7 +50,7 @@ def main() -> None:
     with (flags.out / "progress.csv").open(encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["compare/to_annealing"]]
     figure, axes = plt.subplots(3, figsize=(10, 8), layout="constrained")
-    decisions = [rollouts * env.num_envs * model.n_steps for rollouts in range(len(rows))]
+    decisions = [float(row["time/updates"]) * env.num_envs * model.n_steps for row in rows]
     axes[0].plot(decisions, [float(row["compare/to_annealing"]) for row in rows], marker=".")
     axes[0].set(xlabel="decisions", ylabel="step time over annealing's", title=f"{N_UNSEEN} unseen graphs")
     until_s = max(plan.step_time.total_s for plan in plans.values())

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from agent.learn.checkpoints import CheckpointError, CheckpointFolder
+from agent.learn.config import ConfigError
 from agent.learn.metrics import CPU_S, WALL_S
 from agent.learn.workers import SOLO, WorkerGroup, any_worker, check_same, time_of_first
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
+from graphs.system.errors import checked
 from graphs.system.running_time import running_cpu_s, running_s
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class TimeLimit(BaseCallback):
         self, seconds: float, group: WorkerGroup = SOLO, paused_s: Callable[[], float] = lambda: 0.0
     ) -> None:
         super().__init__()
+        checked(ConfigError, "seconds", seconds, float, least=0)
         self._limit_s, self._group, self._paused_s = seconds, group, paused_s
         self.wall_s, self.cpu_s = 0.0, 0.0
 

@@ -39,7 +39,7 @@ from agent.policy.shape import current_shape
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from graphs.system.errors import checked
-from graphs.system.json_files import write_all_atomic
+from graphs.system.json_files import first_repeated, write_all_atomic
 from graphs.system.performance import bf16_matmul
 
 DEFAULTS = TrainConfig()
@@ -183,6 +183,9 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         total, callbacks = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *others)
         flat = callbacks.callbacks if isinstance(callbacks, CallbackList) else [callbacks]
         self.stateful_callbacks = [each for each in flat if isinstance(each, Stateful)]
+        names = [type(each).__name__ for each in self.stateful_callbacks]
+        if (repeated := first_repeated(names)) is not None:
+            raise ConfigError(f"callback has two {repeated}, whose names and states are the same; use one")
         if self._saved is not None and not reset_num_timesteps:
             with restoring(self._saved):
                 restore_callbacks(self.stateful_callbacks, self._saved)
@@ -420,8 +423,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         arguments |= arguments.pop("custom_objects", None) or {}
         for of_sb3 in ("print_system_info", "force_reset"):
             arguments.pop(of_sb3, None)
-        is_file = Path(path).suffix == ".safetensors"
-        saved = read_checkpoint(Path(path) if is_file else _folder(path) / TRAINING)
+        is_file = _folder(path).suffix == ".safetensors"
+        saved = read_checkpoint(_folder(path) if is_file else _folder(path) / TRAINING)
         with restoring(saved):
             if not is_file:
                 check_policy(load_policy(_folder(path)).network, saved)

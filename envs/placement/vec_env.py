@@ -65,7 +65,8 @@ class PlacementVecEnv(VecEnv):
         self.problems, self.orders = self.batch.problems, self.batch.orders
         self.render_mode = render_mode
         self._generator, self._began_s = generator or Rounds(), time.time()
-        checked(MdpError, "generator.draw", getattr(self._generator, "draw", None), MethodType)
+        for method in ("draw", "restart"):
+            checked(MdpError, f"generator.{method}", getattr(self._generator, method, None), MethodType)
         self._actions = np.zeros(n_envs, dtype=np.int64)
         space = observation_space(len(problems), self.batch.max_ops, self.batch.max_devices)
         super().__init__(n_envs, space, spaces.Discrete(self.batch.max_devices))

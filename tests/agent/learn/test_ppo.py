@@ -207,8 +207,13 @@ def test_wrong_arguments_of_its_methods_are_one_line(tmp_path: Path) -> None:
         ppo.set_parameters(tmp_path)
     with pytest.raises(ConfigError, match="env has no problems to place"):
         ppo.set_env(problems())
-    with pytest.raises(ConfigError, match="path is 3; use a string"):
-        ppo.save(3)
+    for call in (ppo.save, lambda path: PlacementPPO.load(path, ppo.env)):
+        with pytest.raises(ConfigError, match="path is 3; use a string"):
+            call(3)
+    with pytest.raises(ConfigError, match="callback has two CompareWithSearch, whose names"):
+        ppo.learn(1, callback=[CompareWithSearch(problems(1)), CompareWithSearch(problems(2))])
+    with pytest.raises(ConfigError, match="seconds is '80'; use a number, at least 0"):
+        TimeLimit("80")
 
 
 def test_callbacks_see_each_step_and_can_stop() -> None:

@@ -1,4 +1,7 @@
-"""The gymnasium environment: one op a step, one device an action."""
+"""The gymnasium environment: one op a step, one device an action.
+
+`tests/specification/episode.py` and `observation.py` define it in plain Python.
+"""
 
 from __future__ import annotations
 

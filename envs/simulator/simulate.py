@@ -1,4 +1,7 @@
-"""Simulates one training step under a placement."""
+"""Simulates one training step under a placement.
+
+`tests/specification/simulator.py` defines the step in plain Python.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from envs.simulator.simulate import simulate_many, simulate_problem
 from tests.benchmarks.cases import layered_graph, nodes_and_edges, random_placements, seconds_of, v100s
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
-from tests.envs.simulator.reference_simulator import simulate_plainly
+from tests.specification.simulator import simulate_plainly
 
 Record = Callable[[Figure], None]
 

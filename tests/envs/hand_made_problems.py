@@ -44,3 +44,20 @@ def scarce_problem() -> Problem:
     devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
     cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
     return Problem(build_graph("scarce", "", ops, []), cluster)
+
+
+def cut_problem(rng: np.random.Generator, n_devices: int = 3, n_each: int = 4) -> tuple[Problem, list[int]]:
+    """Builds independent ops whose shortest step is known, 1 s: each device's second is cut into pieces.
+
+    Returns:
+        The problem, its ops shuffled, and a device for each op that reaches the shortest step.
+    """
+    pieces = [
+        (device, float(seconds)) for device in range(n_devices) for seconds in rng.dirichlet(np.ones(n_each))
+    ]
+    shuffled = [pieces[index] for index in rng.permutation(len(pieces))]
+    ops = [{"name": f"op{i}", "seconds": {"d": seconds}} for i, (_, seconds) in enumerate(shuffled)]
+    devices = tuple(Device(f"d{index}", "d", 100.0, 1.0, 1.0, 0.0) for index in range(n_devices))
+    links = np.ones((n_devices, n_devices))
+    problem = Problem(build_graph("cut", "", ops, []), Cluster("equal", devices, links, 0 * links))
+    return problem, [device for device, _ in shuffled]

@@ -29,8 +29,8 @@ from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.system.errors import InputError
 from tests.agent.placement_cases import training_graph
-from tests.envs.pipeline.plain_reference import plain_step
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_stages, random_training_graph
+from tests.specification.pipelined_step import plain_step
 
 DATA = Path(__file__).parent / "data"
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:1", "interleaved-1f1b:2", "interleaved-1f1b:3", "zero-bubble")

@@ -24,8 +24,8 @@ from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.dataset import load_family
 from graphs.system.errors import InputError
-from tests.envs.pipeline.plain_replicas import plain_replicas
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_stages, random_training_graph
+from tests.specification.replicas import plain_replicas
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:2", "zero-bubble")
 

@@ -26,7 +26,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
 from graphs.orders import ORDERS, OrderError
 from graphs.system.array_types import BoolArray, IntArray
-from tests.envs.hand_made_problems import chain_problem, scarce_problem
+from tests.envs.hand_made_problems import chain_problem, cut_problem, scarce_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
 ALL_ORDERS = tuple(ORDERS)
@@ -207,6 +207,24 @@ def test_the_return_is_minus_what_the_reward_measures(mdp: str) -> None:
         gained = plain.ratio_to_single - timed.ratio_to_single
         assert returned[0] - returned[1] == pytest.approx(gained)
     assert len(measured) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_episode_is_better_than_a_known_optimum(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem, best = cut_problem(rng)
+    env = PlacementEnv([problem], orders=("topo",), memory_penalty=0.0)
+    returns = []
+    for episode in range(50):
+        observation, _ = env.reset(seed=episode)
+        done = False
+        while not done:
+            drawn = int(rng.integers(problem.n_devices))
+            device = best[int(observation["op"][0])] if episode == 0 else drawn
+            observation, _, done, _, info = env.step(device)
+        returns.append(info["result"].episode_return)
+    assert returns[0] == pytest.approx(-1 / problem.n_devices)
+    assert max(returns[1:]) <= returns[0] + 1e-12
 
 
 def test_generators_draw_the_problems_that_they_are_given() -> None:

@@ -18,9 +18,9 @@ from envs.placement.walk import is_incremental
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.orders import ORDERS
-from tests.envs.placement.reference_episode import Construct, Improve, ReferenceEpisode
-from tests.envs.placement.reference_observation import observe
 from tests.envs.random_problems import random_cluster, random_graph, random_placement
+from tests.specification.episode import Construct, Improve, ReferenceEpisode
+from tests.specification.observation import observe
 
 PASSES = 2
 

@@ -20,7 +20,7 @@ from envs.simulator.simulate import simulate_many, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
 from graphs.levels import b_level
 from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement
-from tests.envs.simulator.reference_simulator import simulate_plainly
+from tests.specification.simulator import simulate_plainly
 
 Case = tuple[OpGraph, Cluster, np.ndarray]
 

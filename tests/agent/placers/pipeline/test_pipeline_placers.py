@@ -20,8 +20,8 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
 from envs.problem import Problem
 from graphs.dataset import load_family
-from tests.envs.pipeline.plain_reference import plain_step
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_training_graph
+from tests.specification.pipelined_step import plain_step
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:2", "zero-bubble")
 

@@ -1,4 +1,7 @@
-"""What the policy sees, in plain Python: the specification of the observation.
+"""What the policy sees, in plain Python.
+
+It defines the observation. `tests/envs/placement/test_observation_reference.py` compares
+`envs.placement.observation.observe` with it.
 
 For the op at hand the policy sees whether its placement unit may go to each device (the mask), and 32
 features of each device, named as in `observation/features.py`. `observe` puts them together; each
@@ -20,10 +23,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tests.envs.placement.reference_consumers import Reader, reader_of_something_placed
-from tests.envs.placement.reference_episode import Improve, ReferenceEpisode
-from tests.envs.placement.reference_rollout import Reached, Rollout, horizons
-from tests.envs.placement.reference_timeline import link_of, simulate_part, transfer_s
+from tests.specification.consumers import Reader, reader_of_something_placed
+from tests.specification.episode import Improve, ReferenceEpisode
+from tests.specification.rollouts import Reached, Rollout, horizons
+from tests.specification.timeline import link_of, simulate_part, transfer_s
 
 Column = list[float]
 """One value per device."""

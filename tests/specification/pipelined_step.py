@@ -1,4 +1,8 @@
-"""The pipelined step in plain Python, op by op and microbatch by microbatch."""
+"""The pipelined step in plain Python, op by op and microbatch by microbatch.
+
+It defines what `envs.pipeline.simulate` computes. `tests/envs/pipeline/test_pipelined_step.py` compares the
+kernels with it.
+"""
 
 from __future__ import annotations
 

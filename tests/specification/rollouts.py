@@ -3,6 +3,8 @@
 The rollout works on copies of what the episode holds. It goes on from the last simulation as if the ops came
 after it, whatever the cluster's schedule: devices run them in the order of their visits, and an input that is
 not on an op's device is sent when the op is placed, behind what its link already carries.
+
+It defines what `envs.placement.observation.rollout_features` computes, as a part of `observation`.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from tests.envs.placement.reference_episode import ReferenceEpisode
-from tests.envs.placement.reference_timeline import copy_start_s, link_of, sends_once, transfer_s
+from tests.specification.episode import ReferenceEpisode
+from tests.specification.timeline import copy_start_s, link_of, sends_once, transfer_s
 
 
 def horizons(n_visits: int) -> dict[str, int]:

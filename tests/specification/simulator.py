@@ -1,4 +1,8 @@
-"""A reference simulator in plain Python: slow, of another form, and short enough to verify by reading."""
+"""The simulated step in plain Python: when each op and each copy begins and ends, and the bytes held.
+
+It defines what `envs.simulator.simulate` computes: slow, of another form, and short enough to verify by
+reading. `tests/envs/simulator/test_simulate.py` compares the kernels with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What one simulation of a part of the step leaves behind, and how transfers find their way."""
+"""The timeline that an episode goes on from: a part of the step simulated, and the way of each transfer.
+
+It defines `envs.simulator.arrays.Timeline`, by the plain simulator.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
-from tests.envs.simulator.reference_simulator import simulate_plainly
+from tests.specification.simulator import simulate_plainly
 
 Link = int | tuple[int, int] | None
 """What transfers queue for: a sender, a pair of devices, or nothing."""

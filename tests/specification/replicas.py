@@ -1,4 +1,7 @@
-"""Replicas of a pipeline in plain Python: groups one by one, then sums bucket by bucket, then updates."""
+"""Replicas of a pipeline in plain Python: groups one by one, then sums bucket by bucket, then updates.
+
+It defines what `envs.pipeline.replicas` computes; `tests/envs/pipeline/test_replicas.py` compares it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
-from tests.envs.pipeline.plain_reference import Instance, PlainStep, _Plain
+from tests.specification.pipelined_step import Instance, PlainStep, _Plain
 
 MIB = 2**20
 

@@ -1,9 +1,12 @@
-"""What an unplaced consumer of the op at hand reads besides, and where it fares best."""
+"""What an unplaced consumer of the op at hand reads besides, and where it fares best.
+
+It defines what `envs.placement.observation.consumer_features` computes, as a part of `observation`.
+"""
 
 from __future__ import annotations
 
-from tests.envs.placement.reference_episode import ReferenceEpisode
-from tests.envs.placement.reference_timeline import transfer_s
+from tests.specification.episode import ReferenceEpisode
+from tests.specification.timeline import transfer_s
 
 LONGEST_CHAIN = 8
 """Ops that are followed from a consumer on to the first that reads something placed."""

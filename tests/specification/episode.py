@@ -1,7 +1,8 @@
 """An episode in plain Python: what is placed, what is simulated, and what a decision changes and earns.
 
-This is the specification of both decision processes, written for reading: after every decision, all numbers
-are computed anew from what is placed, by the plain simulator. `reference_observation` is about what is seen.
+It defines both decision processes: after every decision, all numbers are computed anew from what is placed,
+by the plain simulator. `observation` defines what is seen.
+`tests/envs/placement/test_observation_reference.py` compares `envs.placement.transition` with it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,8 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
-from tests.envs.placement.reference_timeline import (
-    Link,
-    Timeline,
-    copy_start_s,
-    link_of,
-    simulate_part,
-    transfer_s,
-)
-from tests.envs.simulator.reference_simulator import simulate_plainly
+from tests.specification.simulator import simulate_plainly
+from tests.specification.timeline import Link, Timeline, copy_start_s, link_of, simulate_part, transfer_s
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
 

@@ -14,6 +14,9 @@ from agent.learn.rollout import Decisions
 
 HALVINGS = 30
 """Halvings of an interval, until it is a rounding error wide."""
+MOST_ERROR = 1.0
+"""Greatest error of a value that the critic learns from in an update, in single-device step times. A bad
+placement on slow links takes hundreds of these, and its gradient would leave the others none."""
 LEAST_SHARE = 0.3
 """No graph's advantages are scaled up further than to this share of the median spread of graphs."""
 
@@ -112,13 +115,14 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         def rows(columns: NDArray[Any]) -> Any:
             return self.to_torch(columns[chosen % self.buffer_size, chosen // self.buffer_size])
 
+        values = rows(self.values)
         return MaskableDictRolloutBufferSamples(
             observations={name: rows(columns) for name, columns in self.observations.items()},
             actions=rows(self.actions),
-            old_values=rows(self.values),
+            old_values=values,
             old_log_prob=rows(self.log_probs),
             advantages=rows(self.advantages),
-            returns=rows(self.returns),
+            returns=values + (rows(self.returns) - values).clamp(-MOST_ERROR, MOST_ERROR),
             action_masks=rows(self.action_masks).reshape(-1, self.mask_dims),
         )
 

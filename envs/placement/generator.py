@@ -52,24 +52,27 @@ class Rounds(Uniform):
     Larger graphs so get more decisions, but no more episodes.
 
     Args:
-        repeats: how often in a row a problem comes up in a round. Episodes over one problem stay together, so
-            fewer graphs have to be encoded at a time.
+        repeats: how often in a row a problem comes up in a round, each time in the same order. Such episodes
+            visit the same ops at the same time, so that their decisions can be compared; and fewer graphs
+            have to be encoded at a time.
         only: indices of the problems to draw from; all by default. Two environments over the same problems
             number them alike, so that a policy may learn from some problems and be evaluated on the others.
     """
 
     def __init__(self, *, repeats: int = 1, only: Sequence[int] | None = None) -> None:
         self._repeats, self._only = checked(MdpError, "repeats", repeats, int, least=1), only
-        self._round: list[int] = []
+        self._round: list[Beginning] = []
 
     def draw(self, n_problems: int, n_orders: int, rng: np.random.Generator) -> Beginning:
         """Draws an episode over the next problem of the round."""
         if not self._round:
             problems = np.atleast_1d(range(n_problems) if self._only is None else self._only)
             checked(MdpError, "the number of problems in only", len(problems), int, least=1)
-            self._round = problems[rng.permutation(len(problems))].repeat(self._repeats).tolist()
-        order, seed = int(rng.integers(n_orders)), int(rng.integers(2**63))
-        return Beginning(self._round.pop(), order, seed)
+            drawn = problems[rng.permutation(len(problems))].tolist()
+            orders, seeds = rng.integers(n_orders, size=len(drawn)), rng.integers(2**63, size=len(drawn))
+            beginnings = map(Beginning, drawn, orders.tolist(), seeds.tolist())
+            self._round = [beginning for beginning in beginnings for _ in range(self._repeats)]
+        return self._round.pop()
 
     def restart(self) -> None:
         """Begins a new round."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.learn.rollout_buffer import (
     LEAST_SHARE,
+    MOST_ERROR,
+    PerGraphRolloutBuffer,
     chances_of,
     draw_systematically,
     less_others,
     normalise_within,
 )
+from envs.placement.vec_env import PlacementVecEnv
+from tests.envs.hand_made_problems import chain_problem
 
 
 def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:
@@ -68,3 +73,14 @@ def test_a_share_of_the_decisions_has_the_gradient_of_all() -> None:
     assert sizes <= {999, 1000, 1001}
     error = np.std(sums) / np.sqrt(len(sums))
     assert np.mean(sums) == pytest.approx((directions * advantages).sum(), abs=4 * error)
+
+
+def test_the_critic_learns_from_bounded_errors() -> None:
+    env = PlacementVecEnv([chain_problem()], 2)
+    buffer = PerGraphRolloutBuffer(2, env.observation_space, env.action_space, n_envs=2)
+    decisions = buffer.begin(2)
+    decisions.reward[:], decisions.value[:] = [[-90.0, -0.2], [-9.0, -0.1]], 3.0
+    buffer.finish(torch.zeros(2, 1), np.ones(2, dtype=bool))
+    (samples,) = buffer.get()
+    assert buffer.returns.min() < -90
+    torch.testing.assert_close(samples.returns, torch.full((4,), 3.0 - MOST_ERROR))

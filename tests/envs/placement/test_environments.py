@@ -233,6 +233,14 @@ def test_generators_draw_the_problems_that_they_are_given() -> None:
     assert [sorted(drawn[at : at + 2]) for at in (0, 2, 4)] == [[1, 3]] * 3
 
 
+def test_repeated_episodes_are_in_one_order() -> None:
+    generator, rng = Rounds(repeats=4), np.random.default_rng(0)
+    drawn = [generator.draw(3, len(ALL_ORDERS), rng) for _ in range(3 * 4 * 5)]
+    groups = [drawn[first : first + 4] for first in range(0, len(drawn), 4)]
+    assert all(len(set(group)) == 1 for group in groups)
+    assert len({group[0].order for group in groups}) > 1
+
+
 def test_a_device_without_free_memory_is_masked_and_refused() -> None:
     env = PlacementEnv([chain_problem(memory_bytes=15.0)])
     env.reset(seed=0)

@@ -143,13 +143,6 @@ def joined(rank: int = -1, size: int = -1, address: str = "env://") -> Iterator[
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, init_method=address, timeout=PATIENCE, rank=rank, world_size=size)
-    with already_joined() as group:
-        yield group
-
-
-@contextmanager
-def already_joined() -> Iterator[ProcessGroup]:
-    """Takes the process group that this process is in; all workers leave it together."""
     group = ProcessGroup(dist.distributed_c10d._get_default_store())
     with group.failing_together():
         yield group

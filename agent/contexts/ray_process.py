@@ -95,17 +95,11 @@ def ray_answers_of(
 def run_trials_on_ray(
     spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
 ) -> Generator[tuple[Task, Outcome], None, None]:
-    """Makes trials in processes of a Ray cluster, in any order, with the same results as in one process.
-
-    A trial whose process died or took too long is tried once more in another process.
+    """Makes trials as `run_trials` does, but in processes of a Ray cluster, of one core each.
 
     Args:
-        jobs: number of processes, of one core each; a cluster with fewer free cores runs as many as it can.
-        timeout_s: seconds after which the process of a trial is killed; None = never. The start of the
-            process counts.
-
-    Yields:
-        Each task, and what came of it. Close the generator to end the processes.
+        jobs: number of processes; a cluster with fewer free cores runs as many as it can.
+        timeout_s: seconds after which the process of a trial is killed, its start included; None = never.
 
     Raises:
         RayUnavailableError: Ray is not installed, or the cluster cannot be reached.

@@ -22,7 +22,7 @@ PATIENCE = timedelta(days=30)
 """Seconds that a worker waits for another, which may search or evaluate for hours. One that is gone is
 noticed at once, as its connections end."""
 FAREWELL_S = 5.0
-"""Longest time that the first worker, which may hold the store, stays so that the others can read it."""
+"""Longest time that a worker stays so that the others can read why one failed."""
 
 T = TypeVar("T")
 
@@ -110,19 +110,25 @@ class ProcessGroup:
         return json.dumps(["other", f"worker {self.rank} failed: {type(error).__name__}: {error}"])
 
     def _end_with_failure(self, failure: str = "") -> str:
-        """Leaves the group; returns the first failure that was published, which may be this worker's."""
-        first, others = "", [f"read/{rank}" for rank in range(1, self.size)]
+        """Leaves the group; returns the first failure that was published, which may be this worker's.
+
+        The others stay until the first worker has read it, as torchrun stops all when one ends. The first
+        worker, which may hold the store, stays until the others no longer ask it.
+        """
+        is_first, first_failure = self.rank == FIRST, ""
+        awaited = [f"read/{rank}" for rank in range(self.size) if (rank == FIRST) != is_first]
         with suppress(RuntimeError):  # the process that holds the store is gone
-            first = self._store.compare_set("failure", "", failure).decode()
+            first_failure = self._store.compare_set("failure", "", failure).decode()
         leave()
         with suppress(RuntimeError):
-            if first and self.rank != FIRST:
+            if first_failure and is_first:
+                self._store.set("read/0", "")
+            deadline_s = time.monotonic() + FAREWELL_S
+            while first_failure and time.monotonic() < deadline_s and not self._store.check(awaited):
+                time.sleep(0.02)
+            if first_failure and not is_first:
                 self._store.set(f"read/{self.rank}", "")
-            elif first:
-                deadline_s = time.monotonic() + FAREWELL_S
-                while time.monotonic() < deadline_s and not self._store.check(others):
-                    time.sleep(0.02)
-        return first
+        return first_failure
 
 
 def leave() -> None:

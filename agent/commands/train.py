@@ -49,7 +49,6 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         return train_under_torchrun(resolve)
     if engine.on_ray:
-        engine.check_is_installed()
         from agent.contexts.ray_training import train_on_ray
 
         return train_on_ray(resolve, engine.workers)

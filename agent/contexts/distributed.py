@@ -21,7 +21,6 @@ from agent.contexts.local import LocalContext, train_in
 from agent.contexts.process_group import ProcessGroup, WorkerLostError, joined
 from agent.learn.checkpoints import Checkpoint, CheckpointFolder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
-from agent.learn.train import Result
 from agent.learn.workers import FIRST, WorkerGroup, share_file
 from graphs.system.errors import InputError
 
@@ -51,8 +50,8 @@ class SharedCheckpoints(CheckpointFolder):
         return found if is_first else super().latest()
 
 
-class FirstWorker(LocalContext):
-    """Trains with the other workers, and writes the run.
+class Worker(LocalContext):
+    """Trains with the other workers; the first one writes the run.
 
     Args:
         group: the workers; where this one fails, all do.
@@ -90,34 +89,18 @@ class FirstWorker(LocalContext):
             super()._on_signal(number, frame)
 
 
-class OtherWorker(FirstWorker):
-    """Trains with the first worker, and writes only to a temporary folder that is removed at the end."""
+def _context(group: ProcessGroup, resolve: Resolve, told: Told | None, scratch: Path) -> Worker:
+    """Makes the context of this worker; all workers call it together, and raise the same `InputError`.
 
-    def __enter__(self) -> Self:
-        with ExitStack() as cleanup:
-            self.folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="placewalk-worker-")))
-            self.checkpoints = SharedCheckpoints(self.folder / "checkpoints", self.group)
-            self.callbacks = ()
-            self._catch_signals(cleanup)
-            cleanup.enter_context(self._processes.failing_together())
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    def finish(self, result: Result) -> None:
-        """Does nothing: the first worker writes the result."""
-
-
-def _context(group: ProcessGroup, resolve: Resolve, told: Told | None) -> FirstWorker:
-    """Makes the context of this worker; all workers call it together, and raise the same `InputError`."""
+    Args:
+        scratch: temporary folder, to which all workers but the first write.
+    """
     if group.rank != FIRST:
-        given = json.loads(group.broadcast(b""))
-        config = TrainConfig.from_json(given["config"], "first worker")
-        quiet = Console(quiet=True)
-        return OtherWorker(config, Path(given["folder"]), resume=given["resume"], console=quiet, group=group)
+        config = TrainConfig.from_json(json.loads(group.broadcast(b"")), "first worker")
+        return Worker(config, scratch / "run", resume=False, console=Console(quiet=True), group=group)
     config, folder, resume = resolve()
-    given = {"config": config.to_json(), "folder": str(folder), "resume": resume}
-    group.broadcast(json.dumps(given).encode())
-    return FirstWorker(config, folder, resume=resume, group=group, told=told)
+    group.broadcast(json.dumps(config.to_json()).encode())
+    return Worker(config, folder, resume=resume, group=group, told=told)
 
 
 def check_workers_fit(config: TrainConfig, size: int) -> None:
@@ -186,4 +169,5 @@ def train_with_others(
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
-        return train_in(_context(group, resolve, told))
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="placewalk-worker-")))
+        return train_in(_context(group, resolve, told, scratch))

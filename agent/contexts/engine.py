@@ -55,20 +55,12 @@ class EngineConfig(Settings, error=ConfigError):
         """Says whether torchrun started this process, by the environment variables that it sets."""
         return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
-    def check_is_installed(self) -> None:
-        """Checks that the engine can be imported.
-
-        Raises:
-            RayUnavailableError: it is Ray, and cannot.
-        """
-        if self.on_ray:
-            check_ray_is_installed()
-
     def check_context(self, context: str) -> None:
         """Checks that the engine can run a context.
 
         Raises:
             ConfigError: it cannot.
+            RayUnavailableError: Ray is not installed.
         """
         if self.is_under_torchrun and context != DISTRIBUTED:
             raise ConfigError(f"context is {context}; torchrun is for --context {DISTRIBUTED}")
@@ -78,6 +70,8 @@ class EngineConfig(Settings, error=ConfigError):
             raise ConfigError(
                 "start several workers by torchrun --nproc-per-node N train_agent.py ... or by --engine ray"
             )
+        if self.on_ray:
+            check_ray_is_installed()
 
 
 class RayUnavailableError(InputError):

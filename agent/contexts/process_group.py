@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -22,9 +22,7 @@ PATIENCE = timedelta(days=30)
 """Seconds that a worker waits for another, which may search or evaluate for hours. One that is gone is
 noticed at once, as its connections end."""
 FAREWELL_S = 5.0
-"""Seconds that a worker that fails stays, so that the others can read why."""
-DIVERGED, INPUT, OTHER = "diverged", "input", "other"
-"""Kinds of failures, which decide what the other workers raise."""
+"""Longest time that a worker stays so that the others can read why one failed."""
 
 T = TypeVar("T")
 
@@ -39,6 +37,10 @@ class WorkerGoneError(WorkerLostError):
 
 class WorkerInputError(InputError):
     """Another worker found the user's input to be wrong; the message is its own."""
+
+
+FAILURES = {"diverged": FloatingPointError, "input": WorkerInputError, "other": WorkerLostError}
+"""Errors that the other workers raise, by the kind of a worker's failure."""
 
 
 class ProcessGroup:
@@ -81,72 +83,52 @@ class ProcessGroup:
         """Ends the group; where this worker fails within the block, lets the others fail for its reason."""
         try:
             yield
-        except (WorkerLostError, WorkerInputError):
-            raise
         except BaseException as error:
-            self._publish(error)
+            if dist.is_initialized():  # else another worker failed before
+                self._end_with_failure(self._describe(error))
             raise
         finally:
             leave()
 
     def _exchange(self, call: Callable[[], T]) -> T:
+        """Makes an exchange; if it fails, raises the error of the worker that failed, if it gave a reason."""
         try:
             return call()
-        except RuntimeError as error:
-            raise self._reason(error) from None
-
-    def _reason(self, error: RuntimeError) -> Exception:
-        """Returns the error to raise where an exchange failed: that of the worker that failed, if it gave a
-        reason.
-        """
-        try:
-            known = self._store.check(["failure"])
-            failure = json.loads(self._store.get("failure")) if known else None
-            if known:
-                self._confirm_failure()
-        except RuntimeError:
-            failure = None
-        if failure is None:
+        except RuntimeError as error:  # whose traceback holds the connections
             detail = str(error).splitlines()[0]
-            return WorkerGoneError(f"another worker has ended; see its message ({detail})")
-        if failure["kind"] == DIVERGED:
-            return FloatingPointError(f"{failure['text']} (worker {failure['rank']})")
-        if failure["kind"] == INPUT:
-            return WorkerInputError(failure["text"])
-        return WorkerLostError(f"worker {failure['rank']} failed: {failure['text']}")
+        if failure := self._end_with_failure():
+            kind, text = json.loads(failure)
+            raise FAILURES[kind](text)
+        raise WorkerGoneError(f"another worker has ended; see its message ({detail})")
 
-    def _publish(self, error: BaseException) -> None:
-        """Says why this worker fails, ends its connections, and stays until the others have read it."""
-        kind, text = OTHER, f"{type(error).__name__}: {error}"
+    def _describe(self, error: BaseException) -> str:
+        """Returns the kind of a failure of this worker, and what it is to the others, as JSON."""
         if isinstance(error, InputError):
-            kind, text = INPUT, str(error)
-        elif isinstance(error.__cause__, FloatingPointError):
-            kind, text = DIVERGED, str(error.__cause__)
-        others = [f"read/{rank}" for rank in range(self.size) if rank != self.rank]
-        try:
-            own = json.dumps({"kind": kind, "text": text, "rank": self.rank})
-            if self._store.compare_set("failure", "", own).decode() != own:
-                self._confirm_failure()
-                return
-            leave()
-            self._wait_for(others)
-            self._store.set("farewell", "")
-        except RuntimeError:
-            return
+            return json.dumps(["input", str(error)])
+        if isinstance(error.__cause__, FloatingPointError):
+            return json.dumps(["diverged", f"{error.__cause__} (worker {self.rank})"])
+        return json.dumps(["other", f"worker {self.rank} failed: {type(error).__name__}: {error}"])
 
-    def _confirm_failure(self) -> None:
-        """Tells the worker that failed first that its reason is read.
+    def _end_with_failure(self, failure: str = "") -> str:
+        """Leaves the group; returns the first failure that was published, which may be this worker's.
 
-        The first worker holds the store, so it stays until the failed worker no longer asks it.
+        The others stay until the first worker has read it, as torchrun stops all when one ends. The first
+        worker, which may hold the store, stays until the others no longer ask it.
         """
-        self._store.set(f"read/{self.rank}", "")
-        if self.rank == FIRST:
-            self._wait_for(["farewell"])
-
-    def _wait_for(self, keys: list[str]) -> None:
-        deadline = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline and not self._store.check(keys):
-            time.sleep(0.02)
+        is_first, first_failure = self.rank == FIRST, ""
+        awaited = [f"read/{rank}" for rank in range(self.size) if (rank == FIRST) != is_first]
+        with suppress(RuntimeError):  # the process that holds the store is gone
+            first_failure = self._store.compare_set("failure", "", failure).decode()
+        leave()
+        with suppress(RuntimeError):
+            if first_failure and is_first:
+                self._store.set("read/0", "")
+            deadline_s = time.monotonic() + FAREWELL_S
+            while first_failure and time.monotonic() < deadline_s and not self._store.check(awaited):
+                time.sleep(0.02)
+            if first_failure and not is_first:
+                self._store.set(f"read/{self.rank}", "")
+        return first_failure
 
 
 def leave() -> None:
@@ -167,13 +149,6 @@ def joined(rank: int = -1, size: int = -1, address: str = "env://") -> Iterator[
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, init_method=address, timeout=PATIENCE, rank=rank, world_size=size)
-    with already_joined() as group:
-        yield group
-
-
-@contextmanager
-def already_joined() -> Iterator[ProcessGroup]:
-    """Takes the process group that this process is in; all workers leave it together."""
     group = ProcessGroup(dist.distributed_c10d._get_default_store())
     with group.failing_together():
         yield group

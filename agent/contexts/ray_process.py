@@ -41,11 +41,13 @@ class RayProcess(Generic[Request, Answer]):
             what `ray.put` returned for it.
         timeout_s: seconds after which a request has taken too long, the start of the process included; None =
             never.
-        n_cores: that the process takes of the cluster.
+        n_cores, n_gpus: what the process takes of the cluster.
     """
 
-    def __init__(self, handler: Any, timeout_s: float | None = None, n_cores: int = 1) -> None:
-        self._handler, self._n_cores = handler, n_cores
+    def __init__(
+        self, handler: Any, timeout_s: float | None = None, n_cores: int = 1, n_gpus: int = 0
+    ) -> None:
+        self._handler, self._n_cores, self._n_gpus = handler, n_cores, n_gpus
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._actor: Any = None
         self.reference: Any = None
@@ -54,7 +56,7 @@ class RayProcess(Generic[Request, Answer]):
     def give(self, request: Request) -> None:
         """Hands over a request; the one before has been answered."""
         if self._actor is None:
-            host = _Host.options(num_cpus=self._n_cores)  # type: ignore[attr-defined]
+            host = _Host.options(num_cpus=self._n_cores, num_gpus=self._n_gpus)  # type: ignore[attr-defined]
             self._actor = host.remote(self._handler, os.getcwd())
         self._deadline_s = time.monotonic() + self._timeout_s
         self.reference = self._actor.answer.remote(request)
@@ -93,17 +95,11 @@ def ray_answers_of(
 def run_trials_on_ray(
     spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
 ) -> Generator[tuple[Task, Outcome], None, None]:
-    """Makes trials in processes of a Ray cluster, in any order, with the same results as in one process.
-
-    A trial whose process died or took too long is tried once more in another process.
+    """Makes trials as `run_trials` does, but in processes of a Ray cluster, of one core each.
 
     Args:
-        jobs: number of processes, of one core each; a cluster with fewer free cores runs as many as it can.
-        timeout_s: seconds after which the process of a trial is killed; None = never. The start of the
-            process counts.
-
-    Yields:
-        Each task, and what came of it. Close the generator to end the processes.
+        jobs: number of processes; a cluster with fewer free cores runs as many as it can.
+        timeout_s: seconds after which the process of a trial is killed, its start included; None = never.
 
     Raises:
         RayUnavailableError: Ray is not installed, or the cluster cannot be reached.

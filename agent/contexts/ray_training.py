@@ -3,109 +3,64 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
+import socket
 import sys
-import threading
 import time
 import traceback
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.queue import Queue
 
 from agent.contexts.distributed import ONE_SIGNAL_S, Resolve, check_workers_fit, train_with_others
 from agent.contexts.engine import ray_cluster
-from agent.contexts.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
+from agent.contexts.process_group import WorkerGoneError, WorkerLostError, joined
+from agent.contexts.ray_process import RayProcess
 from agent.learn.config import TrainConfig
+from agent.learn.workers import FIRST
 from graphs.system.errors import InputError, shown
 from graphs.system.interrupts import handled_by
+from graphs.system.worker_process import Death
 
 MAX_RESTARTS = 10
 """New starts of the workers after one of them was killed."""
 NAME = "train_agent.py"
 POLL_S = 0.2
-SETTINGS = {
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-}
-"""Of Ray Train: workers stay in the directory they are given, print once, and are soon noticed when dead."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The job that every worker is given.
+    """The job of a worker.
 
     Attributes:
-        directory: to run in, where the files that the configuration names are.
+        said: what workers print, each with `stdout` or `stderr`.
+        stops: not empty if the workers are to stop after their update.
+        rank, size, address: as `joined` takes them.
     """
 
-    config: dict[str, Any]
-    folder: str
+    config: TrainConfig
+    folder: Path
     resume: bool
-    directory: str
-    mailbox: Any
-
-
-@ray.remote(num_cpus=0)
-class Mailbox:
-    """The messages between the first worker and the process that started it."""
-
-    def __init__(self) -> None:
-        self._said: list[tuple[str, str]] = []
-        self._stops = False
-        self._code: int | None = None
-        self._n_begun = 0
-
-    def begin(self) -> int:
-        """Counts how often the first worker began, this time left out."""
-        self._n_begun += 1
-        return self._n_begun - 1
-
-    def say(self, stream: str, text: str) -> None:
-        """Keeps what the first worker prints to `stdout` or `stderr`."""
-        self._said.append((stream, text))
-
-    def end(self, code: int) -> None:
-        """Keeps the exit code."""
-        self._code = code
-
-    def stop(self) -> None:
-        """Asks the workers to stop after their update."""
-        self._stops = True
-
-    def stops(self) -> bool:
-        """Says whether they are to stop."""
-        return self._stops
-
-    def take(self) -> tuple[list[tuple[str, str]], int | None]:
-        """Returns the text printed since the last call, and the exit code, if there is one."""
-        said, self._said = self._said, []
-        return said, self._code
+    said: Queue
+    stops: Queue
+    size: int
+    address: str = ""
+    rank: int = FIRST
 
 
 class _Relay(io.TextIOBase):
     """A text stream whose other end is the process that started the workers."""
 
-    def __init__(self, mailbox: Any, stream: str) -> None:
-        self._mailbox, self._stream = mailbox, stream
+    def __init__(self, said: Queue, stream: str) -> None:
+        self._said, self._stream = said, stream
 
     def write(self, text: str) -> int:
         """Passes a text on."""
-        self._mailbox.say.remote(self._stream, text)
+        self._said.put((self._stream, text))
         return len(text)
-
-    def flush(self) -> None:
-        """Does nothing: nothing is kept back."""
-
-    def isatty(self) -> bool:
-        """Is no terminal."""
-        return False
 
 
 def train_on_ray(resolve: Resolve, n_workers: int) -> int:
@@ -123,65 +78,53 @@ def train_on_ray(resolve: Resolve, n_workers: int) -> int:
     config, folder, resume = resolve()
     check_workers_fit(config, n_workers)
     with ray_cluster(n_workers):
-        return _train(config, folder, resume, n_workers)
+        said, stops = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
+        job = _Job(config, folder, resume, said, stops, n_workers)
+        with _stopping(stops):
+            ended, n_restarts = _trained_together(job), 0
+            while isinstance(ended, Death) and n_restarts < MAX_RESTARTS:
+                if folder.exists():
+                    print("a worker was lost; all workers restart from the last checkpoint", file=sys.stderr)
+                    job = replace(job, resume=True)
+                ended, n_restarts = _trained_together(job), n_restarts + 1
+    if isinstance(ended, Death):
+        print(f"the workers failed: {shown(ended.reason)}", file=sys.stderr)
+        return 1
+    return ended
 
 
-def _train(config: TrainConfig, folder: Path, resume: bool, n_workers: int) -> int:
-    os.environ |= SETTINGS
-    mailbox = Mailbox.remote()  # type: ignore[attr-defined]
-    job = _Job(config.to_json(), str(folder), resume, os.getcwd(), mailbox)
-    own_files = folder.parent.absolute() / f".ray-{folder.name}"
-    shutil.rmtree(own_files, ignore_errors=True)  # nothing that is there already is read
-    trainer = TorchTrainer(
-        _work,
-        train_loop_config={"job": job},
-        torch_config=TorchConfig(
-            backend="cpu:gloo,cuda:nccl" if config.device.startswith("cuda") else "gloo",
-            timeout_s=int(PATIENCE.total_seconds()),
-        ),
-        scaling_config=ScalingConfig(num_workers=n_workers, use_gpu=config.device.startswith("cuda")),
-        run_config=RunConfig(
-            name="train", storage_path=str(own_files), failure_config=FailureConfig(max_failures=MAX_RESTARTS)
-        ),
-    )
+def _trained_together(job: _Job) -> int | Death:
+    """Trains until the first worker has ended; returns its exit code, or how a worker died."""
+    n_gpus = int(job.config.device.startswith("cuda"))
+    workers = [RayProcess[_Job | None, Any](_work, n_gpus=n_gpus) for _ in range(job.size)]
     try:
-        with _stopping(mailbox):
-            return _wait_for(trainer, mailbox)
+        workers[FIRST].give(None)
+        address = _first_answer(workers[:1], job.said)
+        if isinstance(address, Death):
+            return address
+        for rank, worker in enumerate(workers):
+            worker.give(replace(job, rank=rank, address=address))
+        return _first_answer(workers, job.said)  # type: ignore[no-any-return]
     finally:
-        shutil.rmtree(own_files, ignore_errors=True)
+        for worker in workers:
+            worker.kill()
 
 
-def _wait_for(trainer: TorchTrainer, mailbox: Any) -> int:
-    """Shows what the first worker says, until the training has ended."""
-    failures: list[str] = []
-
-    def fit() -> None:
-        try:
-            trainer.fit()
-        except Exception as error:
-            failures.append(" ".join(str(error).split())[:300])
-
-    thread = threading.Thread(target=fit, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(POLL_S)
-        _show(mailbox)
-    code = _show(mailbox)
-    if code is None:
-        reason = failures[0] if failures else "no worker says why"
-        print(f"the workers failed: {shown(reason)}", file=sys.stderr)
-    return 1 if code is None else code
+def _first_answer(workers: list[RayProcess[_Job | None, Any]], said: Queue) -> Any:
+    """Shows what workers say until the first has an answer or one of them died; returns that."""
+    while True:
+        time.sleep(POLL_S)
+        first, *others = [worker.answer() for worker in workers]
+        while not said.empty():
+            stream, text = said.get()
+            getattr(sys, stream).write(text)
+            getattr(sys, stream).flush()
+        for answer in (first, *(other for other in others if isinstance(other, Death))):
+            if answer is not None:
+                return answer
 
 
-def _show(mailbox: Any) -> int | None:
-    said, code = ray.get(mailbox.take.remote())
-    for stream, text in said:
-        getattr(sys, stream).write(text)
-        getattr(sys, stream).flush()
-    return code  # type: ignore[no-any-return]
-
-
-def _stopping(mailbox: Any) -> AbstractContextManager[None]:
+def _stopping(stops: Queue) -> AbstractContextManager[None]:
     """Makes SIGINT and SIGTERM ask the workers to stop; a second signal ends them at once."""
     asked: list[float] = []
 
@@ -190,44 +133,40 @@ def _stopping(mailbox: Any) -> AbstractContextManager[None]:
             raise KeyboardInterrupt
         asked.append(time.monotonic())
         print("stopping after this update; press Ctrl-C again to stop at once", file=sys.stderr)
-        mailbox.stop.remote()
+        stops.actor.put_nowait.remote(True)
 
     return handled_by(ask)
 
 
-def _work(settings: dict[str, _Job]) -> None:
-    """Runs one worker; raises only if another worker has ended, so that Ray restarts the training."""
-    job = settings["job"]
-    os.chdir(job.directory)
-    is_first = ray.train.get_context().get_world_rank() == 0
-    with redirect_stdout(_Relay(job.mailbox, "stdout")), redirect_stderr(_Relay(job.mailbox, "stderr")):
-        code = _trained(job, is_first=is_first)
-    if is_first:
-        ray.get(job.mailbox.end.remote(code))
+def _work(job: _Job | None) -> str | int:
+    """Trains as one of the workers; returns the exit code. Without a job, returns an address to join at.
+
+    Raises:
+        WorkerGoneError: another worker was killed, so that all are to restart.
+    """
+    if job is None:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+    with redirect_stdout(_Relay(job.said, "stdout")), redirect_stderr(_Relay(job.said, "stderr")):
+        return _trained(job)
 
 
-def _trained(job: _Job, *, is_first: bool) -> int:
-    """Trains as one of the workers; returns the exit code."""
+def _trained(job: _Job) -> int:
+    """Trains as one of the workers; the first one prints why it fails."""
     try:
         return train_with_others(
-            already_joined(), lambda: _resolved(job), lambda: bool(ray.get(job.mailbox.stops.remote()))
+            joined(job.rank, job.size, job.address),
+            lambda: (job.config, job.folder, job.resume),
+            lambda: not job.stops.empty(),
         )
     except WorkerGoneError:
         raise
     except (InputError, WorkerLostError) as error:
-        if is_first:
+        if job.rank == FIRST:
             print(f"{NAME}: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except Exception:
-        if is_first:
+        if job.rank == FIRST:
             traceback.print_exc()
         return 1
-
-
-def _resolved(job: _Job) -> tuple[TrainConfig, Path, bool]:
-    """Returns the settings of the training, which resumes if the workers have run before."""
-    folder = Path(job.folder)
-    again = ray.get(job.mailbox.begin.remote()) > 0 and folder.exists()
-    if again:
-        print("a worker was lost; all workers restart from the last checkpoint", file=sys.stderr)
-    return TrainConfig.from_json(job.config, "command line"), folder, job.resume or again

@@ -1,7 +1,9 @@
 """The folder of a study and its record: an Optuna study in SQLite, which has a trial for each attempt.
 
-Only the process that locks the folder writes the record, and it learns at once when a study trial's process
-dies. Optuna's heartbeat would need seconds for that, and does not cover `ask` and `tell`.
+Only the process that locks the folder writes the record: study trials may run on other machines, and SQLite
+is not safe on file systems that these share. It learns at once when the process of a study trial dies.
+Optuna's heartbeat, upon which its `RetryHeartbeatStaleTrialCallback` acts, takes seconds, and covers
+`Study.optimize` alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from agent.learn.config import TrainConfig
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_trials import Space, StudyTrial
 from agent.studies.trial_process import COMPLETE, FAILED, PRUNED, STALE, scores_of
-from graphs.system.csv_files import write_csv
+from graphs.system.csv_files import write_rows
 from graphs.system.errors import InputError
 from graphs.system.folders import FolderError, created, locked, run_folder
 from graphs.system.json_files import read_json, write_json_atomic
@@ -227,16 +229,15 @@ class Study:
                     raise ValueError(f"attempt {row.get('attempt')} of {TABLE} is not in it")
 
     def _tell(self, number: int, attempt: Attempt | None) -> None:
-        if attempt is not None and attempt.status == COMPLETE and attempt.best_score is not None:
+        status = attempt.status if attempt is not None else FAILED
+        if attempt is not None and status == COMPLETE and attempt.best_score is not None:
             self._record.tell(number, attempt.best_score)
         else:
-            is_pruned = attempt is not None and attempt.status == PRUNED
-            self._record.tell(number, state=TrialState.PRUNED if is_pruned else TrialState.FAIL)
+            self._record.tell(number, state=TrialState.PRUNED if status == PRUNED else TrialState.FAIL)
 
     def _write_table(self) -> None:
-        columns = [item.name for item in fields(Attempt)]
-        rows = [list(asdict(attempt).values()) for attempt in self.attempts if attempt.status != RUNNING]
-        write_csv(self.folder / TABLE, columns, rows)
+        ended = [attempt for attempt in self.attempts if attempt.status != RUNNING]
+        write_rows(self.folder / TABLE, Attempt, ended)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -48,7 +48,7 @@ def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
         lines[0] += "; it was finished before, so nothing was run"
     if study.base.context == "ablation" and (found := effects(study.folder, attempts)):
         write_csv(study.folder / "effects.csv", Effect._fields, found)
-        lines += [*table(found), f"effects: {study.folder / 'effects.csv'}"]
+        lines += [*_effect_lines(found), f"effects: {study.folder / 'effects.csv'}"]
     else:
         lines += compared(attempts)
     lines.append(f"trials: {study.folder / 'trials.csv'}")
@@ -129,10 +129,9 @@ def _effect(name: str, without: dict[int, dict[str, float]], base: dict[int, dic
     return Effect(name, ratio, low, high, len(seeds), len(graphs), verdict)
 
 
-def table(found: Iterable[Effect]) -> list[str]:
-    """Lines for a terminal of 80 columns."""
-    lines = [f"{'without':<26} {'/base':>6}  {'95 % interval':<16} {'':<14}"]
-    for effect in found:
-        interval = f"{effect.low:.3f} to {effect.high:.3f}"
-        lines.append(f"{effect.component[:26]:<26} {effect.ratio:>6.3f}  {interval:<16} {effect.verdict}")
-    return lines
+def _effect_lines(found: Iterable[Effect]) -> Sequence[str]:
+    rows = [
+        (effect.component, f"{effect.ratio:.3f}", f"{effect.low:.3f} to {effect.high:.3f}", effect.verdict)
+        for effect in found
+    ]
+    return text_table(("without", "/base", "95 % interval", ""), rows, width=80).lines

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from agent.contexts.engine import check_ray_is_installed, ray_cluster
+from agent.contexts.engine import ray_cluster
 from agent.contexts.local import load_split
 from agent.learn.config import ConfigError, TrainConfig
 from agent.learn.inputs import read_inputs
@@ -57,8 +57,6 @@ def run_study(base: TrainConfig, config: StudyConfig, *, on_ray: bool = False) -
     if config.without == ("list",):
         print(describe_components())
         return True
-    if on_ray:
-        check_ray_is_installed()
     console = Console(stderr=True)
     for name, value in config.to_json().items():
         if name not in TAKES[base.context] | {"jobs", "attempts"} and value != StudyConfig().to_json()[name]:

@@ -39,7 +39,8 @@ class Training:
     def __init__(self, folder: Path, *words: str) -> None:
         self._output = folder / f"output-{time.monotonic_ns()}"
         command = [sys.executable, str(ROOT / "train_agent.py"), "--engine", "ray", "--workers", "2", *words]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path}
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -53,7 +54,11 @@ class Training:
     def workers(self) -> list[psutil.Process]:
         """The processes that train."""
         below = psutil.Process(self.process.pid).children(recursive=True)
-        return [process for process in below if "RayTrainWorker" in process.name() + str(process.cmdline())]
+        return [
+            process
+            for process in below
+            if "ray::_Host" in " ".join(process.as_dict(["cmdline"])["cmdline"] or ())
+        ]
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Waits for something that it does."""

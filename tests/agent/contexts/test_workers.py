@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
@@ -14,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
-from agent.contexts import distributed
+from agent.contexts import distributed, process_group
 from agent.contexts.distributed import SharedCheckpoints
 from agent.contexts.process_group import ProcessGroup
 from agent.learn import actor_critic
@@ -84,40 +81,20 @@ def test_all_workers_diverge_where_one_does(tmp_path: Path) -> None:
         assert "after 0 updates: the policy's scores are not finite" in error.text
 
 
-def full_disk(group: ProcessGroup, folder: Path) -> object:
-    """Fails in the first worker, while the second waits for it."""
-    if group.rank == 0:
+def full_disk(group: ProcessGroup, folder: Path, failing: int) -> object:
+    """Fails in one worker, while the others wait for it; the first, which holds the store, leaves last."""
+    process_group.FAREWELL_S = 3600.0
+    if group.rank == failing:
         raise OSError(28, "No space left on device")
-    return group.broadcast(b"")
+    return group.gather(torch.zeros(1))
 
 
-def test_a_worker_that_waits_learns_why_another_failed(tmp_path: Path) -> None:
-    first, second = in_workers(full_disk, tmp_path)
-    assert first.kind == "OSError"
-    assert second.kind == "WorkerLostError"
-    assert second.text == "worker 0 failed: OSError: [Errno 28] No space left on device"
-
-
-def test_the_worker_that_holds_the_store_leaves_after_the_one_that_failed_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    store = dist.HashStore()
-    group, seen = ProcessGroup(store), dist.PrefixStore("placewalk", store)
-    seen.set("failure", '{"kind": "other", "text": "", "rank": 1}')
-
-    def fail() -> None:
-        with group.failing_together():
-            raise OSError("No space left on device")
-
-    with ThreadPoolExecutor(1) as pool:
-        leaving = pool.submit(fail)
-        seen.wait(["read/0"], timedelta(seconds=60))
-        assert not leaving.done()
-        seen.set("farewell", "")
-        with pytest.raises(OSError, match="No space"):
-            leaving.result(60)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_workers_that_wait_learn_why_another_failed(tmp_path: Path, failing: int) -> None:
+    for rank, failure in enumerate(in_workers(partial(full_disk, failing=failing), tmp_path, size=3)):
+        assert failure.kind == ("OSError" if rank == failing else "WorkerLostError")
+        who = "" if rank == failing else f"worker {failing} failed: OSError: "
+        assert failure.text == f"{who}[Errno 28] No space left on device"
 
 
 def exchanges(group: ProcessGroup, folder: Path) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def test_a_search_goes_on_after_its_driver_or_a_worker_was_killed(place: Path) -
     while not hosts:
         assert time.monotonic() < deadline
         below = psutil.Process(second.pid).children(recursive=True)
-        hosts = [each for each in below if "ray::_Host" in " ".join(each.cmdline())]
+        hosts = [
+            each for each in below if "ray::_Host" in " ".join(each.as_dict(["cmdline"])["cmdline"] or ())
+        ]
     hosts[0].kill()
     error = second.communicate(timeout=PATIENCE_S)[1]
     assert second.returncode == 0, error

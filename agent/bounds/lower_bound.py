@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.bounds.bound_kernels import earliest_starts
-from envs.objective import Objective, PipelineObjective
+from envs.objective import Objective
 from envs.pipeline.groups import sharded
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem, kinds
 from graphs.graph_columns import Csr

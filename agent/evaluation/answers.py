@@ -14,14 +14,13 @@ from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
 from agent.placing.handover.explain import CAPTURE, UNCOUNTED, data_parallel_changes, host_line
-from envs.objective import DataParallelPipeline, Objective, PipelineObjective
-from envs.pipeline.simulate import PipelineTime
+from envs.objective import DataParallel, Objective
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.stages import Stages, stages_of
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.simulator.data_parallel import DataParallelStep
-from envs.simulator.simulate import StepTime
+from envs.simulator.simulate import SimulatedStep
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError, print_notice
 
@@ -33,7 +32,7 @@ class PlacedStep(NamedTuple):
     """A placement, and the simulated step under it."""
 
     placement: Placement
-    step: StepTime | PipelineTime
+    step: SimulatedStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ class BestPlacement:
     trial: Trial
     objective: Objective
     placement: Placement
-    step: StepTime | PipelineTime
+    step: SimulatedStep
     path: Path
 
     @property
@@ -88,7 +87,7 @@ class Answers:
         self._graphs = {graph.name: graph for graph in spec.graphs}
         self._clusters = {cluster.name: cluster for cluster in spec.clusters}
         self._placed: dict[Path, PlacedStep] = {}
-        self._data_parallel: dict[Where, DataParallelStep | DataParallelPipeline] = {}
+        self._data_parallel: dict[Where, DataParallel] = {}
 
     def add(self, trial: Trial, placed: PlacedStep) -> None:
         """Writes the placement of a trial that is the best of its seeds so far."""
@@ -133,7 +132,7 @@ class Answers:
         """
         return self._answer(trial, self._objective((trial.graph, trial.cluster)))
 
-    def data_parallel(self, where: Where) -> DataParallelStep | DataParallelPipeline:
+    def data_parallel(self, where: Where) -> DataParallel:
         """Returns the step of data parallelism on a graph and cluster."""
         if where not in self._data_parallel:
             self._data_parallel[where] = self._objective(where).data_parallel()

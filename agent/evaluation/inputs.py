@@ -15,7 +15,7 @@ from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
 from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PIPELINE_PLACERS, PLACERS, Budget
 from agent.placing.request import Request, check_placers, row_names, try_each
 from agent.placing.trial_runner import TrialRunner, open_policy
 from agent.policy.seen import SEEN
@@ -157,7 +157,7 @@ def _chosen(
             raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
         return request.prepared(graphs[0])
 
-    place = partial(TrialRunner().place, PLACERS["refine"], order="", seed=0)
+    place = partial(TrialRunner().place, PIPELINE_PLACERS["refine"], order="", seed=0)
     inputs = make_model(config.model).inputs if config.split == AUTO and config.model is not None else None
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
     pipelines = request.to_try(inputs, clusters[0].n_devices)

@@ -76,7 +76,7 @@ class Worker:
         given = self.spec.given.get(self.spec.key(task)[:3])
         if given is not None:
             return self._runner.score(self._objective, given)
-        placer = make_placer(task.placer, self.spec.policy, task.order)
+        placer = make_placer(task.placer, self.spec.policy, task.order, self._objective.kind)
         return self._runner.place(placer, self._objective, self.spec.budget, order=task.order, seed=task.seed)
 
     def _data_parallel(self, task: Task) -> Trial:

@@ -13,6 +13,7 @@ from agent.placing.handover.files import write_handover
 from agent.placing.handover.pipeline import write_pipeline_handover
 from agent.placing.handover.trace import step_trace, write_trace
 from envs.pipeline.simulate import PipelineTime
+from envs.simulator.simulate import StepTime
 from graphs.capture.user_model import MODEL
 from graphs.system.errors import InputError
 from graphs.system.json_files import write_bytes_atomic
@@ -38,6 +39,7 @@ def _hand_over(answer: BestPlacement, *, trace: bool) -> list[str]:
     folder, name, step = answer.path.parent, answer.path.stem, answer.step
     if isinstance(step, PipelineTime):
         return write_pipeline_handover(folder, name, answer.pipeline, answer.stages, step)
+    assert isinstance(step, StepTime), "the step of a batch"
     if answer.problem.graph.family == MODEL:
         return write_handover(folder, name, answer.problem, answer.device_of, step)
     if trace:

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.bounds.lower_bound import bound_s
 from agent.calibration.quick import get_or_measure_cluster
-from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
+from agent.placers.base import PLACERS_OF, Budget, PlacementResult, PlacerError, names_of
 from agent.placing.plan import PipelinePlan, Plan
 from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
 from agent.placing.trial_runner import TrialRunner, compile_jobs, make_placer, open_policy
@@ -21,7 +21,8 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.objective import PIPELINE, STEP, Objective, PipelineObjective, kind_of
+from envs.objective import PIPELINE, STEP, Objective, kind_of
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelineTime
 from envs.problem import Problem
@@ -168,11 +169,11 @@ def place(
         return captured, request.prepared(graph, [chosen])
 
     def find(objective: Objective, share: Budget) -> PlacementResult:
-        needs_policy = PLACERS[placer].is_learned
+        needs_policy = PLACERS_OF[kind][placer].is_learned
         opened = open_policy(str(policy)) if needs_policy else None
         if opened and (line := opened.card.about_orders([order])):
             print_notice(line)
-        own = make_placer(placer, opened, order)
+        own = make_placer(placer, opened, order, kind)
         return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
 
     pipelines = request.to_try(inputs, chosen.n_devices)

@@ -22,7 +22,8 @@ from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import calibration_note
 from envs.figures import save_figure, step_figure, svg_of
 from envs.graph_figure import graph_figure
-from envs.objective import DataParallelPipeline, Objective, PipelineBaselines, PipelineObjective
+from envs.objective import Objective
+from envs.pipeline.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelineTime
 from envs.pipeline.stages import Stages, stages_of

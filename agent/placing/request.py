@@ -10,7 +10,7 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, NamedTuple
 
-from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
+from agent.placers.base import PLACERS_OF, Budget, PlacementResult, PlacerError, names_of
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import stand_in_lines
 from envs.objective import PIPELINE, STEP, Objective, objective_of
@@ -53,8 +53,8 @@ def check_placers(names: Iterable[str], kind: str = STEP, known: Sequence[str] =
             raise PlacerError(f"placer '{name}' places one batch at a time, no pipelines; {use}")
         if name not in known:
             raise PlacerError(f"unknown placer '{name}'; {use}")
-        if name in PLACERS:
-            PLACERS[name].check_installed()
+        if name in PLACERS_OF[kind]:
+            PLACERS_OF[kind][name].check_installed()
 
 
 @dataclass(frozen=True)

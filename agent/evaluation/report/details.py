@@ -89,6 +89,7 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
         more = f"{four_digits(step.throughput_per_s)} microbatches a second, {step.bubble_share:.0%} bubble"
         devices = _stage_table(answer, step)
     else:
+        assert isinstance(step, StepTime), "the step of a batch"
         more, devices = f"{step.transfer_bytes / 1e6:,.1f} MB sent", _device_table(answer, step)
     timeline = step_figure(answer.objective, answer.placement, step, "")
     timeline.axes[0].set_xlim(0.0, timeline.axes[0].get_xlim()[1] * until_s / (step.total_s or until_s))

@@ -10,10 +10,11 @@ from itertools import groupby
 import numpy as np
 
 from agent.placing.exports.module_tree import ModuleTree, above
-from envs.objective import Objective, PipelineObjective
+from envs.objective import Objective
 from envs.pipeline.module_cuts import cut_at_modules
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline
-from envs.pipeline.stages import Stages
+from envs.pipeline.stages import Stages, stages_of
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -82,7 +83,10 @@ def export_text(name: str, placed: PlacedModules) -> str:
 
 def placed_modules(objective: Objective, placement: Placement, layers: str = "") -> PlacedModules:
     """Makes what an export takes; `layers` as in `PlacedModules`."""
-    return PlacedModules(objective.problem, placement, *objective.staged(placement), layers)
+    placed = PlacedModules(objective.problem, placement, layers=layers)
+    if not isinstance(objective, PipelineObjective):
+        return placed
+    return replace(placed, pipeline=objective.pipeline, stages=stages_of(objective.problem, placement))
 
 
 @dataclass(frozen=True, eq=False)

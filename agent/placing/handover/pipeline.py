@@ -13,8 +13,8 @@ import numpy as np
 from agent.placing.handover.explain import as_graph, host_line, host_lines, what_to_use
 from agent.placing.handover.module_devices import around
 from agent.placing.handover.trace import pipeline_trace, write_trace
-from envs.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
 from envs.pipeline.groups import sharded
+from envs.pipeline.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
 from graphs.system.csv_files import write_rows

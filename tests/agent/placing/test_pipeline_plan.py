@@ -16,9 +16,9 @@ from agent import PipelinePlan, place
 from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PIPELINE_PLACERS, Budget
 from agent.placing.handover.pipeline import pipeline_advice
-from envs.objective import PipelineObjective
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import PipelineError
 from envs.problem import Problem
 from graphs.system.numbers import four_digits
@@ -41,7 +41,7 @@ def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
     assert plan.pipeline == PIPELINE
     assert plan.step_time.total_s == objective.pipelined.simulate(plan.stages).total_s
     assert plan.lower_bound_s == bound_s(objective) <= plan.step_time.total_s
-    alone = PLACERS["single"].place(objective, Budget(2), np.random.default_rng(0))
+    alone = PIPELINE_PLACERS["single"].place(objective, Budget(2), np.random.default_rng(0))
     assert plan.single.total_s == alone.step_time.total_s
     assert plan.data_parallel == objective.data_parallel()
     assert (plan.placement.stage_of == plan.stages.stage_of).all()

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 
-from agent.placers.pipeline.equal import balanced
-from agent.placers.pipeline.moves import neighbour, shifted, toggled
-from agent.placers.pipeline.pipedream import pipedream
-from agent.placers.state import SearchState
-from envs.objective import OVER_BYTES, TOTAL_S, Cuts
-from envs.problem import kinds
-from graphs.system.array_types import IntArray
+from agent.pipeline.moves import neighbour, shifted, toggled
+from agent.pipeline.pipedream import pipedream
+from agent.pipeline.search import PipelineSearch
+from agent.pipeline.starts import starts
+from agent.placers.base import placer
+from envs.objective import OVER_BYTES, PIPELINE, TOTAL_S
+from envs.pipeline.cuts import Cuts
 
 HOT, COLD = 0.5, 1e-4
 """Temperature at first and at last, as a share of the step time."""
 PENALTY = 0.2
 """Share of the step time, over the temperature, that counts for a device's whole memory over the limits."""
-MOST_ORDERS = 24
-"""Orders of the devices that starts are made for, of each number of devices."""
 PROGRAMME_S = 0.5
 """Seconds that a dynamic programme, which looks for plans that fit, may need."""
 SHARES = (0.2, 0.6)
 """Progress at which `refine` ends its starts, and its descents."""
 
 
-def annealing(search: SearchState, rng: np.random.Generator) -> None:
+@placer("annealing", places=[PIPELINE], uses_rng=True)
+def annealing(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Anneals from the plan of equal time on all devices."""
-    start = balanced(search, range(search.pipelined.usable[0]))
+    start = search.pipelined.balanced(range(search.pipelined.usable[0]))
     search.score_cuts(start)
     anneal(search, start, rng)
 
 
-def refine(search: SearchState, rng: np.random.Generator) -> None:
+@placer("refine", places=[PIPELINE], uses_rng=True)
+def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Starts from plans of equal time on several orders and numbers of devices, descends, then anneals."""
     scored: list[tuple[tuple[float, float], Cuts]] = []
     for cuts in starts(search, rng):
@@ -55,51 +54,12 @@ def refine(search: SearchState, rng: np.random.Generator) -> None:
     anneal(search, _best(search), rng)
 
 
-def _best(search: SearchState) -> Cuts:
+def _best(search: PipelineSearch) -> Cuts:
     assert search.best_cuts is not None, "at least one plan was scored"
     return search.best_cuts
 
 
-def starts(search: SearchState, rng: np.random.Generator) -> Iterator[Cuts]:
-    """Yields plans of equal time, all devices first, then fewer; equal devices count once."""
-    alike = _alike(search)
-    for n_ranks in search.pipelined.usable:
-        for ranks in _orders(search, alike, n_ranks, rng):
-            yield balanced(search, ranks)
-
-
-def _alike(search: SearchState) -> IntArray:
-    """A number for each device, equal for devices with equal times and memory whose links are equal too."""
-    cluster = search.problem.cluster
-    links = (np.sort(each, axis=1).T for each in (cluster.bytes_per_s, cluster.latency_s))
-    return kinds(np.vstack([search.problem.single_device_s, cluster.memory_bytes, *links]))[1]
-
-
-def _orders(
-    search: SearchState, alike: IntArray, n_ranks: int, rng: np.random.Generator
-) -> Iterator[tuple[int, ...]]:
-    """Yields at most `MOST_ORDERS` orders of so many devices that are not alike."""
-    n_devices, seen = search.problem.n_devices, set()
-    fastest = sorted(range(n_devices), key=lambda device: search.problem.single_device_s[device])
-    everything = math.perm(n_devices, n_ranks) <= 5_000
-    found = permutations(fastest, n_ranks) if everything else _draws(fastest, n_ranks, rng)
-    for order in found:
-        key = tuple(alike[list(order)].tolist())
-        if key not in seen:
-            seen.add(key)
-            yield tuple(order)
-        if len(seen) >= MOST_ORDERS:
-            return
-
-
-def _draws(fastest: Sequence[int], n_ranks: int, rng: np.random.Generator) -> Iterator[tuple[int, ...]]:
-    yield tuple(sorted(fastest[:n_ranks]))
-    yield tuple(fastest[:n_ranks])
-    for _ in range(4 * MOST_ORDERS):
-        yield tuple(rng.permutation(fastest)[:n_ranks].tolist())
-
-
-def descend(search: SearchState, cuts: Cuts, until: float) -> Cuts:
+def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:
     """Moves cuts, ever less far, and recomputes stages or not, as long as that makes the step shorter.
 
     Args:
@@ -121,7 +81,7 @@ def descend(search: SearchState, cuts: Cuts, until: float) -> Cuts:
     return cuts
 
 
-def _moves(search: SearchState, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
+def _moves(search: PipelineSearch, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
     """Yields moves of each cut and, where memory binds, of the recomputation of each stage."""
     for stage in range(1, len(cuts.first)):
         for by in (far, -far):
@@ -131,7 +91,7 @@ def _moves(search: SearchState, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts
             yield partial(toggled, stage=stage)
 
 
-def anneal(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> None:
+def anneal(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> None:
     """Anneals a plan for what is left of the budget.
 
     Bytes over the memory limits count as time, the more the colder it is. The greatest cost of a plan that

@@ -135,9 +135,18 @@ class Objective:
         return replace(self, problem=at_once)
 
     @cached_property
+    def single(self) -> Any:
+        """The step on the fastest device that has the memory, or else on the fastest: a `FastestSingle`."""
+        return fastest_single(self.problem)
+
+    @property
     def single_step(self) -> tuple[float, bool]:
-        """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
-        return fastest_single(self.problem)[1:]
+        """Seconds of that step, and whether the device has the memory."""
+        return self.single.step_s, self.single.fits
+
+    def columns(self, step_s: float) -> dict[str, Any]:
+        """Lists the columns that a row of results has of this kind alone, of a step of so many seconds."""
+        return {}
 
     def data_parallel(self) -> DataParallel:
         """Simulates data parallelism on the devices that make the step of a batch shortest."""

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +15,8 @@ from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
 from agent.placing.handover.explain import CAPTURE, UNCOUNTED, data_parallel_changes, host_line
+from agent.placing.views import View, view_of
 from envs.objective import DataParallel, Objective
-from envs.pipeline.objective import PipelineObjective
-from envs.pipeline.stages import Stages, stages_of
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
@@ -42,7 +42,7 @@ class BestPlacement:
     Attributes:
         trial: row of the best seed.
         objective: what the placement makes short.
-        step: simulated step; a `PipelineTime` for a pipeline.
+        step: simulated step, as the objective makes it.
         path: file of the placement.
     """
 
@@ -67,16 +67,10 @@ class BestPlacement:
         """Device of each op, int64 (n_ops,)."""
         return self.placement.device_of
 
-    @property
-    def pipeline(self) -> PipelineObjective:
-        """The objective of a pipeline."""
-        assert isinstance(self.objective, PipelineObjective), "a pipeline"
-        return self.objective
-
-    @property
-    def stages(self) -> Stages:
-        """The stages of a pipeline."""
-        return stages_of(self.problem, self.placement)
+    @cached_property
+    def view(self) -> View:
+        """The placement and its step, to be told and handed on."""
+        return view_of(self.objective, self.placement, self.step)
 
 
 class Answers:

@@ -15,8 +15,9 @@ from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
 from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
+from agent.pipeline.choice import pipeline_tried, try_each
 from agent.placers.base import PIPELINE_PLACERS, PLACERS, Budget
-from agent.placing.request import Request, check_placers, row_names, try_each
+from agent.placing.request import Request, check_placers, row_names
 from agent.placing.trial_runner import TrialRunner, open_policy
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
@@ -147,7 +148,7 @@ def _chosen(
     request: Request,
     clusters: Sequence[Cluster],
     gather: Callable[[int | None], list[OpGraph]],
-) -> Pipeline | None:
+) -> Pipeline:
     """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
 
     def graph_of(count: int) -> OpGraph:
@@ -160,8 +161,7 @@ def _chosen(
     place = partial(TrialRunner().place, PIPELINE_PLACERS["refine"], order="", seed=0)
     inputs = make_model(config.model).inputs if config.split == AUTO and config.model is not None else None
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
-    pipelines = request.to_try(inputs, clusters[0].n_devices)
-    return try_each(pipelines, graph_of, clusters[0], place, budget)[0].pipeline
+    return pipeline_tried(try_each(request, inputs, graph_of, clusters[0], place, budget)[0])
 
 
 def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:

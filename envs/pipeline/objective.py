@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -69,12 +69,12 @@ class PipelineBaselines:
     Attributes:
         single: on the fastest device that has the memory; where none has, on the fastest.
         data_parallel: on the devices that make the step shortest.
-        uncut: words on the batch uncut on one device; none if it is slower there.
+        uncut: how one device does with the batch uncut; `unknown` if its step could not be made.
     """
 
     single: PipelineTime
     data_parallel: DataParallelPipeline
-    uncut: str = ""
+    uncut: Literal["faster", "slower", "too large", "unknown"] = "slower"
 
     def steps(self) -> dict[str, tuple[float, bool]]:
         """Returns the seconds of each step by its name, and whether it has the memory."""
@@ -172,17 +172,25 @@ class PipelineObjective(Objective):
         for problem in {member.problem: None for member in self.members}:
             problem.check_feasible(recomputes=self.pipeline.may_recompute)
 
+    def cut(self, placement: Placement) -> Stages:
+        """Cuts a placement into stages.
+
+        Raises:
+            PipelineError: it cannot be cut.
+        """
+        return stages_of(self.problem, placement)
+
     def simulate(self, placement: Placement) -> PipelineTime:
         """Simulates the step under a placement.
 
         Raises:
             PipelineError: the schedule cannot run it.
         """
-        return self.pipelined.simulate(stages_of(self.problem, placement))
+        return self.pipelined.simulate(self.cut(placement))
 
     def memory(self, placement: Placement, n_parts: int) -> FloatArray:
         """Simulates the most bytes that each device holds in parts of the step, (n_devices, n_parts)."""
-        return self.pipelined.memory(stages_of(self.problem, placement), n_parts)
+        return self.pipelined.memory(self.cut(placement), n_parts)
 
     def bars(self, placement: Placement, step: PipelineTime) -> dict[str, Bars]:
         """Lists what runs when, in a simulated step, by its kind."""
@@ -190,10 +198,20 @@ class PipelineObjective(Objective):
         actions = Bars(device, start_s, end_s, np.where(kind == UPDATE, -1, microbatch))
         return {name: actions.where(kind == of_kind) for name, of_kind in KINDS_OF_BARS.items()}
 
-    @cached_property
+    @property
+    def single(self) -> PipelineTime:
+        """The step on the fastest device that has the memory, or else on the fastest."""
+        return self.baselines.single
+
+    @property
     def single_step(self) -> tuple[float, bool]:
-        """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
-        return self.baselines.steps()["one device"]
+        """Seconds of that step, and whether the device has the memory."""
+        return self.single.total_s, self.single.fits
+
+    def columns(self, step_s: float) -> dict[str, Any]:
+        """Lists the columns that a row of results has of pipelines alone, of a step of so many seconds."""
+        count = self.pipeline.microbatches
+        return {"pipeline": self.pipeline.schedule, "microbatches": count, "throughput_per_s": count / step_s}
 
     @cached_property
     def most_ranks(self) -> int:
@@ -242,15 +260,15 @@ class PipelineObjective(Objective):
     @cached_property
     def baselines(self) -> PipelineBaselines:
         """The steps without a pipeline."""
-        uncut = self.whole if isinstance(self.whole, Problem) else None
         alone = replace(self, pipeline=replace(self.pipeline, replicas=1), groups=())
-        ways = [self if self.pipeline.replicas == 1 else alone]
-        ways += [PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else []
-        steps = [way._single() for way in ways]
-        best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
-        told = f", cut, as the whole batch is not compared: {self.whole}" if self.whole and not uncut else ""
-        told = ", cut, as the whole batch does not fit" if uncut and not steps[1].fits else told
-        return PipelineBaselines(steps[best], self.data_parallel(), ", the batch uncut" if best else told)
+        cut = (self if self.pipeline.replicas == 1 else alone)._single()
+        parallel = self.data_parallel()
+        if not isinstance(self.whole, Problem):
+            return PipelineBaselines(cut, parallel, "unknown" if self.whole else "slower")
+        uncut = PipelineObjective(self.whole, Pipeline(GPIPE, 1))._single()
+        if (not uncut.fits, uncut.total_s) < (not cut.fits, cut.total_s):
+            return PipelineBaselines(uncut, parallel, "faster")
+        return PipelineBaselines(cut, parallel, "slower" if uncut.fits else "too large")
 
     def data_parallel(self) -> DataParallelPipeline:
         """Simulates data parallelism with accumulated gradients, on the devices that make the step shortest.

@@ -16,8 +16,8 @@ from agent import PipelinePlan, place
 from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
+from agent.pipeline.view import pipeline_advice
 from agent.placers.base import PIPELINE_PLACERS, Budget
-from agent.placing.handover.pipeline import pipeline_advice
 from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import PipelineError
 from envs.problem import Problem

@@ -16,10 +16,11 @@ from torch import nn
 from torch.distributed.pipelining.schedules import _Action
 
 from agent import place
-from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text
+from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text, placed_modules
 from agent.placing.plan import PipelinePlan
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placements.placement import Placement
@@ -90,7 +91,7 @@ def placed(
             device_of[op] = device_of_layer[layer]
             if "experts" in parts:
                 device_of[op] = (experts or {}).get(layer, device_of_layer[layer])
-    return PlacedModules(Problem(graph, cluster), Placement(device_of))
+    return PlacedModules(problem=Problem(graph, cluster), placement=Placement(device_of))
 
 
 def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int]) -> PlacedModules:
@@ -107,7 +108,7 @@ def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int
     ]
     pieces = [0, *(int(chain.piece_of[op]) for op in ops)]
     stages = chain.stages(np.array(pieces), np.array(devices)[np.arange(len(pieces)) % len(devices)])
-    return PlacedModules(problem, Placement(stages.device_of), pipeline, stages)
+    return placed_modules(PipelineObjective(problem, pipeline), stages.placement)
 
 
 @pytest.mark.parametrize(

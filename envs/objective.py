@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from envs.cluster.host import NONE, eager_issue_s, with_host
 from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.copies import simulated_copies
-from envs.simulator.data_parallel import simulate_data_parallel
+from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import SimulatedStep, simulate_many, simulate_problem, simulated_memory
 from graphs.graph_columns import PHASES
@@ -43,26 +43,6 @@ class Bars(NamedTuple):
     def where(self, chosen: IntArray | BoolArray) -> Bars:
         """Returns some of the bars, by index or mask."""
         return Bars(*(column[chosen] for column in self))  # type: ignore[arg-type]
-
-
-class DataParallel(Protocol):
-    """A simulated step of data parallelism."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether each device has the memory of the whole model."""
-
-    @property
-    def n_replicas(self) -> int:
-        """Devices that compute."""
-
-    @property
-    def evaluations(self) -> int:
-        """Steps that were simulated."""
-
-    @property
-    def seconds_per_batch(self) -> float:
-        """Seconds of what the step of a placement computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +128,7 @@ class Objective:
         """Lists the columns that a row of results has of this kind alone, of a step of so many seconds."""
         return {}
 
-    def data_parallel(self) -> DataParallel:
+    def data_parallel(self) -> DataParallelStep:
         """Simulates data parallelism on the devices that make the step of a batch shortest."""
         return simulate_data_parallel(self.problem)
 

@@ -16,10 +16,11 @@ from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
 from agent.placing.handover.explain import CAPTURE, UNCOUNTED, data_parallel_changes, host_line
 from agent.placing.views import View, view_of
-from envs.objective import DataParallel, Objective
+from envs.objective import Objective
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
+from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.simulate import SimulatedStep
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError, print_notice
@@ -81,7 +82,7 @@ class Answers:
         self._graphs = {graph.name: graph for graph in spec.graphs}
         self._clusters = {cluster.name: cluster for cluster in spec.clusters}
         self._placed: dict[Path, PlacedStep] = {}
-        self._data_parallel: dict[Where, DataParallel] = {}
+        self._data_parallel: dict[Where, DataParallelStep] = {}
 
     def add(self, trial: Trial, placed: PlacedStep) -> None:
         """Writes the placement of a trial that is the best of its seeds so far."""
@@ -126,7 +127,7 @@ class Answers:
         """
         return self._answer(trial, self._objective((trial.graph, trial.cluster)))
 
-    def data_parallel(self, where: Where) -> DataParallel:
+    def data_parallel(self, where: Where) -> DataParallelStep:
         """Returns the step of data parallelism on a graph and cluster."""
         if where not in self._data_parallel:
             self._data_parallel[where] = self._objective(where).data_parallel()

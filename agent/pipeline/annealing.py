@@ -1,29 +1,41 @@
-"""Search on the simulated pipelined step: simulated annealing over cuts, devices and recomputation."""
+"""Search on the simulated pipelined step: annealing of cuts, from one device or plans of equal time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import permutations
 
 import numpy as np
 
 from agent.pipeline.moves import neighbour, shifted, toggled
 from agent.pipeline.pipedream import pipedream
 from agent.pipeline.search import PipelineSearch
-from agent.pipeline.starts import starts
 from agent.placers.base import placer
 from envs.objective import OVER_BYTES, PIPELINE, TOTAL_S
 from envs.pipeline.cuts import Cuts
+from envs.problem import kinds
+from graphs.system.array_types import IntArray
 
 HOT, COLD = 0.5, 1e-4
 """Temperature at first and at last, as a share of the step time."""
 PENALTY = 0.2
 """Share of the step time, over the temperature, that counts for a device's whole memory over the limits."""
+MOST_ORDERS = 24
+"""Orders of the devices that starts are made for, of each number of devices."""
 PROGRAMME_S = 0.5
 """Seconds that a dynamic programme, which looks for plans that fit, may need."""
 SHARES = (0.2, 0.6)
 """Progress at which `refine` ends its starts, and its descents."""
+
+
+@placer("single", places=[PIPELINE])
+def single(search: PipelineSearch, rng: np.random.Generator) -> None:
+    """Puts all on the device that is fastest alone; devices of equal time and memory count once."""
+    for cuts in search.pipelined.singles():
+        if search.left:
+            search.score_cuts(cuts)
 
 
 @placer("annealing", places=[PIPELINE], uses_rng=True)
@@ -57,6 +69,45 @@ def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
 def _best(search: PipelineSearch) -> Cuts:
     assert search.best_cuts is not None, "at least one plan was scored"
     return search.best_cuts
+
+
+def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
+    """Yields plans of equal time, all devices first, then fewer; equal devices count once."""
+    alike = _alike(search)
+    for n_ranks in search.pipelined.usable:
+        for ranks in _orders(search, alike, n_ranks, rng):
+            yield search.pipelined.balanced(ranks)
+
+
+def _alike(search: PipelineSearch) -> IntArray:
+    """A number for each device, equal for devices with equal times and memory whose links are equal too."""
+    cluster = search.problem.cluster
+    links = (np.sort(each, axis=1).T for each in (cluster.bytes_per_s, cluster.latency_s))
+    return kinds(np.vstack([search.problem.single_device_s, cluster.memory_bytes, *links]))[1]
+
+
+def _orders(
+    search: PipelineSearch, alike: IntArray, n_ranks: int, rng: np.random.Generator
+) -> Iterator[tuple[int, ...]]:
+    """Yields at most `MOST_ORDERS` orders of so many devices that are not alike."""
+    n_devices, seen = search.problem.n_devices, set()
+    fastest = sorted(range(n_devices), key=lambda device: search.problem.single_device_s[device])
+    everything = math.perm(n_devices, n_ranks) <= 5_000
+    found = permutations(fastest, n_ranks) if everything else _draws(fastest, n_ranks, rng)
+    for order in found:
+        key = tuple(alike[list(order)].tolist())
+        if key not in seen:
+            seen.add(key)
+            yield tuple(order)
+        if len(seen) >= MOST_ORDERS:
+            return
+
+
+def _draws(fastest: Sequence[int], n_ranks: int, rng: np.random.Generator) -> Iterator[tuple[int, ...]]:
+    yield tuple(sorted(fastest[:n_ranks]))
+    yield tuple(fastest[:n_ranks])
+    for _ in range(4 * MOST_ORDERS):
+        yield tuple(rng.permutation(fastest)[:n_ranks].tolist())
 
 
 def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:

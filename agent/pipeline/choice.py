@@ -14,7 +14,7 @@ from envs.cluster.cluster import Cluster
 from envs.objective import Objective, objective_of
 from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, MAX_MICROBATCHES, Pipeline, PipelineError
-from envs.problem import InfeasibleError
+from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import OpGraph
 from graphs.system.numbers import in_ms
 
@@ -140,17 +140,28 @@ def words_on(tried: PlacementResult) -> str:
     return f"{name}: {in_ms(tried.step_time.total_s)}{memory}"
 
 
-def compared(tried: Sequence[PlacementResult]) -> dict[str, Any]:
-    """Makes the fields of a plan that say what it was chosen from: lines, and steps by number of replicas."""
+def compared(
+    request: Request, tried: Sequence[PlacementResult], graph_of: Callable[[int], OpGraph]
+) -> tuple[PipelineObjective, int, dict[str, Any]]:
+    """Compares the best pipeline with the others and, if a batch was split, with the whole batch.
+
+    Returns:
+        Its objective, its number of microbatches, and the fields `tried` and `best_steps` of its plan.
+    """
+    objective = tried[0].objective
+    assert isinstance(objective, PipelineObjective), "a pipeline"
+    if request.split is not None:
+        objective = replace(objective, whole=_whole(objective, graph_of))
     best_steps = {pipeline_tried(result).replicas: result.step_time for result in reversed(tried)}
-    return {"tried": tuple(map(words_on, tried)), "best_steps": best_steps}
+    told = {"tried": tuple(map(words_on, tried)), "best_steps": best_steps}
+    return objective, objective.pipeline.microbatches, told
 
 
-def with_whole(objective: PipelineObjective, make_graph: Callable[[], OpGraph]) -> PipelineObjective:
-    """Adds the step of the whole batch that microbatches are cut from, or why there is none."""
+def _whole(objective: PipelineObjective, graph_of: Callable[[int], OpGraph]) -> Problem | str:
+    """Returns the step of the whole batch, or why there is none."""
     try:
-        problem = objective.problem.with_graph(make_graph())
+        problem = objective.problem.with_graph(graph_of(1))
         replace(objective, problem=problem).check_feasible()
     except ValueError as error:  # it may not fit, or run with microbatches alone
-        return replace(objective, whole=str(error))
-    return replace(objective, whole=problem)
+        return str(error)
+    return problem

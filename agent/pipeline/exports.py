@@ -37,23 +37,24 @@ class StagedModules(PlacedModules):
 
     @classmethod
     def of(cls, objective: Objective, placement: Placement, layers: str) -> StagedModules:
-        """Makes that of a placement of the objective of a pipeline."""
         assert isinstance(objective, PipelineObjective), "the objective of a pipeline"
         stages, pipeline = objective.cut(placement), objective.pipeline
-        return cls(
-            problem=objective.problem,
-            placement=placement,
-            layers=layers,
-            replicas=stages.replicas,
-            is_sharded=pipeline.shard_optimizer,
-            torch_schedule=TORCH_SCHEDULES[pipeline.name],
-            pipeline=pipeline,
-            stages=stages,
-        )
+        return cls(objective.problem, placement, layers, pipeline=pipeline, stages=stages)
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        return self.stages.replicas
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.pipeline.shard_optimizer
+
+    @property
+    def torch_schedule(self) -> str:
+        return TORCH_SCHEDULES[self.pipeline.name]
 
     @property
     def place_of(self) -> IntArray:
-        """Stage of each op, int64 (n_ops,)."""
         return self.stages.stage_of
 
     def _cut_at(self, begins: Callable[[str], bool]) -> tuple[StagedModules, tuple[str, ...]]:
@@ -69,36 +70,29 @@ class StagedModules(PlacedModules):
         return replace(self, placement=placement, stages=cuts.stages, notes=notes), cuts.modules
 
     def whole(self, modules: Sequence[str]) -> StagedModules:
-        """Moves the cuts out of modules."""
         ops = self.tree.ops(modules)
         if all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
             return self
         return self._cut_at(ops.__contains__)[0]
 
     def split_points(self) -> Sequence[str]:
-        """Names the modules that stages but the first begin with, the nearest to the cuts."""
         return self._cut_at(self.tree.is_called)[1]
 
     def schedule_table(self) -> str:
-        """Makes the table of the actions of each rank."""
         shares = shares_of(self.problem, self.replicas, self.pipeline.microbatches)
         one = replace(self.pipeline, microbatches=shares[0], replicas=1)
         return schedule_csv(one, len(self.stages.ranks))
 
     def in_order(self, places: list[int]) -> list[int]:
-        """Lists all stages."""
         return list(range(len(self.stages.devices)))
 
     def devices(self, places: Iterable[int]) -> list[int]:
-        """Device of each stage."""
         return [int(self.stages.devices[stage]) for stage in places]
 
     def place_name(self, place: int) -> str:
-        """Names a stage."""
         return f"stage {place}"
 
     def batch_notes(self, target: str, microbatches: str, *, by_stage: bool = True) -> list[str]:
-        """Says which devices the ranks of replicas are, and what sets the number of microbatches."""
         if len(self.replicas) < 2:
             return []
         rows, devices = self.replicas, self.problem.cluster.devices
@@ -114,11 +108,6 @@ class StagedModules(PlacedModules):
         return notes
 
     def check_ranges(self, target: str) -> None:
-        """Refuses several stages on a device for a target that gives each device one range of layers.
-
-        Raises:
-            ExportError: several stages on a device.
-        """
         if self.pipeline.name == INTERLEAVED:
             raise ExportError(
                 f"{target} gives each device one range of layers, and '{self.pipeline.schedule}' has "

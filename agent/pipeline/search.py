@@ -74,7 +74,6 @@ class PipelineSearch(SearchState):
         return score
 
     def result(self) -> PlacementResult:
-        """Makes the outcome of the run."""
         found = super().result()
         assert self.best_cuts is not None, "at least one plan was scored"
         return replace(found, placement=self.pipelined.stages(self.best_cuts).placement)

@@ -15,13 +15,13 @@ from agent.placing.handover.explain import as_graph, host_line, host_lines, what
 from agent.placing.handover.module_devices import around
 from agent.placing.handover.trace import DEVICES, complete_event, device_names, write_trace
 from agent.placing.views import View
-from envs.objective import DataParallel
 from envs.pipeline.groups import sharded
 from envs.pipeline.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
 from envs.pipeline.pipeline import PipelineError
 from envs.pipeline.schedules import LETTERS
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
+from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.simulate import SimulatedStep
 from graphs.system.csv_files import write_rows
 from graphs.system.errors import shortened
@@ -137,7 +137,7 @@ def pipeline_advice(
 
 
 class Summary(NamedTuple):
-    """What a pipeline brings, in words."""
+    """Words on a pipeline, and on the steps that it is compared with."""
 
     advice: str  # what to use, after lines on the host
     shape: str  # stages, microbatches and schedule
@@ -159,14 +159,13 @@ class PipelineView(View):
         return stages
 
     @property
-    def data_parallel(self) -> DataParallel:
-        """Data parallelism with accumulated gradients on the same devices."""
-        parallel: DataParallel = self.objective.baselines.data_parallel
+    def data_parallel(self) -> DataParallelStep:
+        parallel: DataParallelStep = self.objective.baselines.data_parallel
         return parallel
 
     @cached_property
     def told(self) -> Summary:
-        """What the pipeline brings, also over the best of other numbers of replicas."""
+        """The words on the pipeline, also on the best of other numbers of replicas."""
         objective, pipeline, n_stages = self.objective, self.objective.pipeline, len(self.stages.devices)
         count, n_devices = int(pipeline.replicas), objective.problem.n_devices
         others = {
@@ -190,20 +189,16 @@ class PipelineView(View):
         )
 
     def summary(self, where: str, bound: str, ops: str) -> list[str]:
-        """Says what to use, and the pace of the pipeline and of what it is compared with."""
         advice, shape, paces, _ = self.told
         return [advice, f"{where}: {shape}", *paces, bound, ops]
 
     def explain(self) -> list[str]:
-        """Says what to use, what each stage takes, and what it was chosen from."""
         return self.told.lines() + [f"chosen from: {'; '.join(self.tried)}"] * (len(self.tried) > 1)
 
     def table(self) -> list[StageRow]:
-        """Lists each stage with its device, first and last op, modules, seconds and bytes."""
         return list(stage_rows(self.objective.pipelined, self.stages, self.step))
 
     def trace(self) -> dict[str, Any]:
-        """Makes the trace, with a track per device."""
         actions = (
             complete_event(
                 f"{action.stage}{LETTERS[action.kind]}{action.microbatch}" if action.stage >= 0 else "update",

@@ -132,7 +132,7 @@ MODULES = (
     "heuristics.by_rule",
 )
 LEARNED = ("agent.policy.placers", "agent.policy.auto")
-PIPELINE_MODULES = ("starts", "annealing", "equal", "pipedream")
+PIPELINE_MODULES = ("annealing", "equal", "pipedream")
 
 
 def _registry(modules: Iterable[str]) -> Registry[Placer]:

@@ -21,7 +21,7 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.objective import PIPELINE, STEP, Objective
+from envs.objective import PIPELINE, STEP, Objective, objective_of
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
@@ -41,25 +41,11 @@ PLANS: Mapping[str, Callable[..., Plan]] = {STEP: Plan, PIPELINE: PipelinePlan}
 
 
 @overload
-def place(
-    model: nn.Module | OpGraph,
-    inputs: Any = None,
-    loss: Loss | None = None,
-    *,
-    pipeline: None = None,
-    **settings: Any,
-) -> Plan: ...
+def place(*model: Any, pipeline: None = None, **settings: Any) -> Plan: ...
 
 
 @overload
-def place(
-    model: nn.Module | OpGraph,
-    inputs: Any = None,
-    loss: Loss | None = None,
-    *,
-    pipeline: Pipeline | str,
-    **settings: Any,
-) -> PipelinePlan: ...
+def place(*model: Any, pipeline: Pipeline | str, **settings: Any) -> PipelinePlan: ...
 
 
 @each_line_once()  # type: ignore[misc]  # both plans take all settings
@@ -174,14 +160,19 @@ def place(
         own = make_placer(placer, opened, order, kind)
         return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
 
-    tried = request.try_each(inputs, lambda count: captured_and_graph(count)[1], chosen, find)
-    best, count, told = tried[0], 1, dict[str, Any]()
-    objective: Any = best.objective
-    if kind == PIPELINE:
-        choice, count = resolve_name(CHOICE), objective.pipeline.microbatches
-        told = choice.compared(tried)
-        if split is not None:
-            objective = choice.with_whole(objective, lambda: captured_and_graph(1)[1])
+    def graph_of(count: int) -> OpGraph:
+        return captured_and_graph(count)[1]
+
+    count, told = 1, dict[str, Any]()
+    if kind == STEP:
+        objective = objective_of(graph_of(1), chosen)
+        objective.check_feasible()
+        tried = [find(objective, request.limits)]
+    else:
+        choice = resolve_name(CHOICE)
+        tried = choice.try_each(request, inputs, graph_of, chosen, find)
+        objective, count, told = choice.compared(request, tried, graph_of)
+    best = tried[0]
     return PLANS[kind](
         objective=objective,
         placer=placer,

@@ -21,10 +21,11 @@ from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import calibration_note
 from envs.figures import save_figure, step_figure, svg_of
 from envs.graph_figure import graph_figure
-from envs.objective import DataParallel, Objective
+from envs.objective import Objective
 from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
+from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.fastest_single import FastestSingle
 from envs.simulator.simulate import SimulatedStep
 from graphs.op_graph import OpGraph
@@ -203,7 +204,7 @@ class Plan:
         return self.step_time.total_s / self.single_s if self.step_time.fits else None
 
     @property
-    def data_parallel(self) -> DataParallel:
+    def data_parallel(self) -> DataParallelStep:
         """Data parallelism on the same devices, which is no placement; of pipelines, it adds gradients up."""
         return self._view.data_parallel
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pkgutil import resolve_name
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from agent.placers.base import PLACERS_OF, Budget, PlacementResult, PlacerError, names_of
+from agent.placers.base import PLACERS_OF, Budget, PlacerError, names_of
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import stand_in_lines
-from envs.objective import PIPELINE, STEP, Objective, objective_of
+from envs.objective import PIPELINE, STEP
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.precision import with_precision
@@ -138,32 +138,3 @@ class Request:
         for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
             print_notice(line)
         return with_granularity(costed, self.granularity)
-
-    def try_each(
-        self,
-        inputs: Any,
-        graph_of: Callable[[int], OpGraph],
-        cluster: Cluster,
-        place: Callable[[Objective, Budget], PlacementResult],
-    ) -> list[PlacementResult]:
-        """Places the step, or each pipeline that there is to choose from in an equal share of the budget.
-
-        Args:
-            inputs: batch that is split; anything if none is.
-            graph_of: makes the graph of one of a number of microbatches.
-            place: finds a placement within a share of the budget.
-
-        Returns:
-            First what fits, then what has the shortest step.
-
-        Raises:
-            PipelineError, InfeasibleError: none can run.
-        """
-        if self.wanted is not None:
-            tried: list[PlacementResult] = resolve_name(f"{CHOICE}:try_each")(
-                self, inputs, graph_of, cluster, place
-            )
-            return tried
-        objective = objective_of(graph_of(1), cluster)
-        objective.check_feasible()
-        return [place(objective, self.limits)]

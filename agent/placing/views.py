@@ -12,10 +12,10 @@ from typing import Any
 from agent.placing.handover.explain import Explanation, advice_line, explain, host_lines
 from agent.placing.handover.files import explanation_lines, op_rows, write_handover
 from agent.placing.handover.trace import step_trace
-from envs.objective import PIPELINE, STEP, DataParallel, Objective
+from envs.objective import PIPELINE, STEP, Objective
 from envs.placements.placement import Placement
+from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.simulate import SimulatedStep
-from graphs.system.array_types import IntArray
 from graphs.system.numbers import in_ms
 
 
@@ -35,18 +35,13 @@ class View:
     best_steps: Mapping[int | str, SimulatedStep] = field(default_factory=dict)
     tried: Sequence[str] = ()
 
-    @property
-    def device_of(self) -> IntArray:
-        """Device index of each op, int64 (n_ops,)."""
-        return self.placement.device_of
-
     @cached_property
     def explanation(self) -> Explanation:
         """The bounds of the step of the graph, and the time that removing each would save, in numbers."""
-        return explain(self.objective.problem, self.device_of, self.step)
+        return explain(self.objective.problem, self.placement.device_of, self.step)
 
     @property
-    def data_parallel(self) -> DataParallel:
+    def data_parallel(self) -> DataParallelStep:
         """Data parallelism on the same devices."""
         return self.explanation.data_parallel
 
@@ -72,20 +67,20 @@ class View:
 
     def explain(self) -> list[str]:
         """Says in lines what to use, and what bounds the step."""
-        return explanation_lines(self.objective.problem, self.device_of, self.step)
+        return explanation_lines(self.objective.problem, self.placement.device_of, self.step)
 
     def table(self) -> list[Any]:
         """Lists the rows of ops, in program order, or of stages."""
         problem = self.objective.problem
-        return list(op_rows(problem.graph, problem.cluster, self.device_of))
+        return list(op_rows(problem.graph, problem.cluster, self.placement.device_of))
 
     def trace(self) -> dict[str, Any]:
         """Makes the trace of the step."""
-        return step_trace(self.objective.problem, self.device_of, self.step)
+        return step_trace(self.objective.problem, self.placement.device_of, self.step)
 
     def hand_over(self, folder: Path, name: str) -> list[str]:
         """Writes the files that begin with a name; returns lines on what bounds the step."""
-        return write_handover(folder, name, self.objective.problem, self.device_of, self.step)
+        return write_handover(folder, name, self.objective.problem, self.placement.device_of, self.step)
 
     def check_compiles(self) -> None:
         """Checks that `Plan.compile` can run the step."""

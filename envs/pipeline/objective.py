@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster, phases_of, stages_of
 from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.simulator.data_parallel import data_parallel_steps
+from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps
 from graphs.system.array_types import FloatArray
 from graphs.system.errors import shortened
 
@@ -37,28 +37,18 @@ KINDS_OF_BARS = {
 """Kind of the actions of each kind of bars."""
 
 
-class DataParallelPipeline(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class DataParallelPipeline(DataParallelStep):
     """A step of as many microbatches as a step of the pipeline.
 
     Attributes:
-        step_s: seconds of the step; of replicas with whole batches of their own, for one of these batches.
-        n_replicas: devices that compute.
-        fits: whether each has the memory of the whole model.
-        evaluations: steps that were simulated.
-        own_batches: whether each device computes a whole batch of its own.
-        peak_bytes: greatest memory in use of a device.
+        own_batches: whether each device computes a whole batch of its own; `step_s` is per batch then.
     """
 
-    step_s: float
-    n_replicas: int
-    fits: bool
-    evaluations: int
     own_batches: bool = False
-    peak_bytes: float = 0.0
 
     @property
     def seconds_per_batch(self) -> float:
-        """Seconds of as many microbatches as a step of the pipeline has."""
         return self.step_s
 
 
@@ -181,19 +171,12 @@ class PipelineObjective(Objective):
         return stages_of(self.problem, placement)
 
     def simulate(self, placement: Placement) -> PipelineTime:
-        """Simulates the step under a placement.
-
-        Raises:
-            PipelineError: the schedule cannot run it.
-        """
         return self.pipelined.simulate(self.cut(placement))
 
     def memory(self, placement: Placement, n_parts: int) -> FloatArray:
-        """Simulates the most bytes that each device holds in parts of the step, (n_devices, n_parts)."""
         return self.pipelined.memory(self.cut(placement), n_parts)
 
     def bars(self, placement: Placement, step: PipelineTime) -> dict[str, Bars]:
-        """Lists what runs when, in a simulated step, by its kind."""
         device, kind, _, microbatch, start_s, end_s = step.columns
         actions = Bars(device, start_s, end_s, np.where(kind == UPDATE, -1, microbatch))
         return {name: actions.where(kind == of_kind) for name, of_kind in KINDS_OF_BARS.items()}
@@ -205,11 +188,9 @@ class PipelineObjective(Objective):
 
     @property
     def single_step(self) -> tuple[float, bool]:
-        """Seconds of that step, and whether the device has the memory."""
         return self.single.total_s, self.single.fits
 
     def columns(self, step_s: float) -> dict[str, Any]:
-        """Lists the columns that a row of results has of pipelines alone, of a step of so many seconds."""
         count = self.pipeline.microbatches
         return {"pipeline": self.pipeline.schedule, "microbatches": count, "throughput_per_s": count / step_s}
 
@@ -278,15 +259,12 @@ class PipelineObjective(Objective):
         them overlaps with the all-reduce, as `no_sync` of PyTorch has it. The slowest one bounds the step.
         """
         problem, arrays, count = self.problem, self.pipelined.arrays, self.pipeline.microbatches
-        found = []
+        steps = []
         for step in data_parallel_steps(problem):
             counts = [math.ceil(count / step.n_replicas)] * step.n_replicas
-            whole_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
-            peak = float(step.peak_bytes.max())
-            own = whole_s, step.n_replicas, step.fits, step.evaluations
-            found.append(DataParallelPipeline(*own, peak_bytes=peak))
+            step_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
+            steps.append(DataParallelPipeline(**vars(step) | {"step_s": step_s}))
         for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
-            own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations
-            peak = float(step.peak_bytes.max())
-            found.append(DataParallelPipeline(*own, own_batches=True, peak_bytes=peak))
-        return min(found, key=lambda each: (not each.fits, each))
+            own = {"step_s": step.seconds_per_batch, "own_batches": True}
+            steps.append(DataParallelPipeline(**vars(step) | own))
+        return min(steps, key=lambda step: (not step.fits, step.step_s, step.n_replicas, step.own_batches))

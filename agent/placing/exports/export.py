@@ -89,35 +89,44 @@ def placed_modules(objective: Objective, placement: Placement, layers: str = "")
     return placed
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class PlacedModules:
     """A placement for an export; places of ops are devices, or stages of a pipeline.
 
     Attributes:
         layers: paths of the lists whose layers a target counts, separated by commas; "" finds the one.
         notes: lines on what differs from the placement.
-        replicas: the devices of each replica of a pipeline; none without a pipeline.
-        is_sharded: whether replicas divide the optimizer's states.
-        torch_schedule: name that torch gives the schedule of a pipeline; empty without one.
     """
 
     problem: Problem
     placement: Placement
     layers: str = ""
     notes: tuple[str, ...] = ()
-    replicas: tuple[tuple[int, ...], ...] = ()
-    is_sharded: bool = False
-    torch_schedule: str = ""
 
     @classmethod
     def of(cls, objective: Objective, placement: Placement, layers: str) -> PlacedModules:
         """Makes that of a placement of an objective."""
-        return cls(problem=objective.problem, placement=placement, layers=layers)
+        return cls(objective.problem, placement, layers)
 
     @property
     def place_of(self) -> IntArray:
         """Place of each op, int64 (n_ops,)."""
         return self.placement.device_of
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica of a pipeline; none without a pipeline."""
+        return ()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Says whether replicas divide the optimizer's states."""
+        return False
+
+    @property
+    def torch_schedule(self) -> str:
+        """The name that torch gives the schedule of a pipeline; empty without one."""
+        return ""
 
     @cached_property
     def tree(self) -> ModuleTree:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.pipelining.schedules import _Action
 
 from agent import place
+from agent.pipeline.exports import StagedModules
 from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text, placed_modules
 from agent.placing.plan import PipelinePlan
 from envs.cluster.cluster import Cluster
@@ -91,7 +92,7 @@ def placed(
             device_of[op] = device_of_layer[layer]
             if "experts" in parts:
                 device_of[op] = (experts or {}).get(layer, device_of_layer[layer])
-    return PlacedModules(problem=Problem(graph, cluster), placement=Placement(device_of))
+    return PlacedModules(Problem(graph, cluster), Placement(device_of))
 
 
 def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int]) -> PlacedModules:
@@ -184,8 +185,7 @@ def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None
 
 
 def replicated(placed: PlacedModules, groups: tuple[tuple[int, ...], ...], *, shards: bool) -> PlacedModules:
-    assert placed.pipeline is not None
-    assert placed.stages is not None
+    assert isinstance(placed, StagedModules)
     pipeline = replace(placed.pipeline, replicas=len(groups), shard_optimizer=shards)
     return replace(placed, pipeline=pipeline, stages=replace(placed.stages, groups=groups))
 

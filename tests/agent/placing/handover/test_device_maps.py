@@ -225,12 +225,12 @@ def test_an_export_says_where_one_device_is_faster(capsys: pytest.CaptureFixture
     graph = graph_of(Tied(), IDS)
     problem = Problem(graph, get_cluster("4xv100"))
     apart = np.array([2 if path.startswith("layers") else 1 for path in graph.modules])
-    text = export_text("accelerate", PlacedModules(problem=problem, placement=Placement(apart)))
+    text = export_text("accelerate", PlacedModules(problem, Placement(apart)))
     assert set(json.loads(text).values()) == {1, 2}
     said = capsys.readouterr().err
     assert 'one device is faster: {"": 0} takes ' in said
     assert said.startswith("Tied: device map: ")
-    export_text("accelerate", PlacedModules(problem=problem, placement=Placement(np.zeros_like(apart))))
+    export_text("accelerate", PlacedModules(problem, Placement(np.zeros_like(apart))))
     assert not capsys.readouterr().err
 
 

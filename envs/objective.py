@@ -23,8 +23,8 @@ from graphs.system.array_types import BoolArray, FloatArray, IntArray
 
 STEP, PIPELINE = "step", "pipeline"
 """Kinds of objectives."""
-PIPELINE_OBJECTIVE = "envs.pipeline.objective:PipelineObjective"
-"""Door to pipelines, which are loaded when one is asked for."""
+OBJECTIVES = {STEP: "envs.objective:Objective", PIPELINE: "envs.pipeline.objective:PipelineObjective"}
+"""Class of each kind; that of pipelines is loaded when one is asked for."""
 OVER_BYTES, TOTAL_S = range(2)
 """Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
 and step time in seconds; a smaller tuple is better."""
@@ -53,6 +53,11 @@ class Objective:
 
     kind = STEP
 
+    @classmethod
+    def of(cls, problem: Problem, pipeline: Any, whole: Problem | str) -> Self:
+        """Makes the objective of a problem, as `objective_of` has it."""
+        return cls(problem)
+
     def check_feasible(self) -> None:
         """Checks that some placement may be feasible.
 
@@ -72,6 +77,10 @@ class Objective:
     def simulate(self, placement: Placement) -> SimulatedStep:
         """Simulates the step under a placement."""
         return simulate_problem(self.problem, placement.device_of)
+
+    def ignored(self, placement: Placement) -> str:
+        """Says what of a placement means nothing; empty if all does."""
+        return ""
 
     def memory(self, placement: Placement, n_parts: int) -> FloatArray:
         """Simulates the most bytes that each device holds in each of equally long parts of the step.
@@ -142,10 +151,8 @@ def objective_of(
         whole: step of the batch that microbatches are cut from, or why there is none.
     """
     problem = Problem(graph, cluster)
-    if pipeline is None:
-        return Objective(problem)
     batch = whole if isinstance(whole, str) else problem.with_graph(whole)
-    made: Objective = resolve_name(PIPELINE_OBJECTIVE)(problem, pipeline, batch)
+    made: Objective = resolve_name(OBJECTIVES[kind_of(pipeline)]).of(problem, pipeline, batch)
     return made
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agent.placers.base import PLACERS_OF, Budget, PlacerError, names_of
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import stand_in_lines
-from envs.objective import PIPELINE, STEP
+from envs.objective import PIPELINE, STEP, kind_of
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.precision import with_precision
@@ -118,7 +118,16 @@ class Request:
     @property
     def kind(self) -> str:
         """Kind of the objective."""
-        return STEP if self.wanted is None else PIPELINE
+        return kind_of(self.wanted)
+
+    @property
+    def is_open(self) -> bool:
+        """Says whether there are several pipelines to choose from."""
+        return "auto" in (self.pipeline, self.split, self.replicas)
+
+    def n_parts(self, pipeline: Pipeline | None) -> int | None:
+        """Returns how many microbatches the inputs are cut into for a pipeline; None = they are one."""
+        return pipeline.microbatches if pipeline and self.split is not None else None
 
     @property
     def limits(self) -> Budget:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -93,6 +93,10 @@ class PipelineObjective(Objective):
 
     kind = PIPELINE
 
+    @classmethod
+    def of(cls, problem: Problem, pipeline: Pipeline, whole: Problem | str) -> Self:
+        return cls(problem, pipeline, whole)
+
     @cached_property
     def pipelined(self) -> PipelinedProblem:
         """The graph and its pipeline, as they are simulated."""
@@ -172,6 +176,15 @@ class PipelineObjective(Objective):
 
     def simulate(self, placement: Placement) -> PipelineTime:
         return self.pipelined.simulate(self.cut(placement))
+
+    def ignored(self, placement: Placement) -> str:
+        graph, stage_of = self.problem.graph, placement.stage_of
+        in_stages = np.isin(phases_of(graph), (0, 1))
+        unread = np.flatnonzero(~in_stages & (stage_of >= 0)) if stage_of is not None else np.zeros(0, int)
+        if not len(unread):
+            return ""
+        count = f"{len(unread):,} parameters, inputs and updates, such as '{graph.op_names[unread[0]]}'"
+        return f"stages of {count}, are ignored; they go with their devices"
 
     def memory(self, placement: Placement, n_parts: int) -> FloatArray:
         return self.pipelined.memory(self.cut(placement), n_parts)

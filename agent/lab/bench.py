@@ -136,7 +136,7 @@ class _Trials:
 
     def _place(self, instance: Instance, name: str) -> tuple[Placement, BenchmarkRow]:
         budget = Budget(None, self.seconds * self.scale, running_cpu_s)
-        placer = make_placer(name, self._policy, "topo")
+        placer = make_placer(name, self._policy, "topo", instance.objective.kind)
         found = self._runner.place(placer, instance.objective, budget, order="", seed=0)
         step_s = found.step_time.total_s if found.feasible else np.inf
         cpu_s, bound_s = found.cpu_s / self.scale, instance.bound_s

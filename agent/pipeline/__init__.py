@@ -1,1 +1,1 @@
-"""Placers of pipelines: cuts of a graph into stages, and a device for each stage."""
+"""Pipelines behind a door: their placers, the choice of one, its lower bound, its view and its exports."""

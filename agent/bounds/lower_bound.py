@@ -16,7 +16,7 @@ from graphs.system.array_types import FloatArray, IntArray
 
 ROUNDS = 100
 """Steps of dual ascent on the device weights."""
-BOUNDS = {STEP: "agent.bounds.lower_bound:step_bound_s", PIPELINE: "agent.pipeline.bound:pipeline_bound_s"}
+BOUNDS = {STEP: "agent.bounds.lower_bound:step_bound_s", PIPELINE: "agent.pipeline.search:pipeline_bound_s"}
 """Lower bound on each kind of objective, which is loaded when one is asked for."""
 
 

@@ -15,7 +15,7 @@ from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
 from agent.placing.handover.explain import CAPTURE, UNCOUNTED, data_parallel_changes, host_line
-from agent.placing.views import View, view_of
+from agent.placing.handover.files import View, view_of
 from envs.objective import Objective
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement

@@ -14,7 +14,7 @@ from agent.pipeline.pipedream import pipedream
 from agent.pipeline.search import PipelineSearch
 from agent.placers.base import placer
 from envs.objective import OVER_BYTES, PIPELINE, TOTAL_S
-from envs.pipeline.cuts import Cuts
+from envs.pipeline.chain import Cuts
 from envs.problem import kinds
 from graphs.system.array_types import IntArray
 

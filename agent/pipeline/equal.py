@@ -7,7 +7,7 @@ import numpy as np
 from agent.pipeline.search import PipelineSearch
 from agent.placers.base import placer
 from envs.objective import PIPELINE
-from envs.pipeline.cuts import Cuts
+from envs.pipeline.chain import Cuts
 from envs.pipeline.stages import phases_of
 from graphs.granularity import with_granularity
 from graphs.system.array_types import FloatArray

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from agent.pipeline.search import PipelineSearch
-from envs.pipeline.cuts import Cuts
+from envs.pipeline.chain import Cuts
 
 Move = Callable[[PipelineSearch, Cuts, np.random.Generator], Cuts | None]
 """Draws a plan next to another; None where there is none of its kind."""

@@ -21,7 +21,7 @@ from agent.pipeline.max_load import StageCosts, StageSums
 from agent.pipeline.search import PipelineSearch
 from agent.placers.base import placer
 from envs.objective import OVER_BYTES, PIPELINE
-from envs.pipeline.cuts import Cuts
+from envs.pipeline.chain import Cuts
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import kinds
 from graphs.limits import ROUNDING

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agent.placing.handover.explain import as_graph, host_line, host_lines, what_to_use
+from agent.placing.handover.files import View
 from agent.placing.handover.module_devices import around
 from agent.placing.handover.trace import DEVICES, complete_event, device_names, write_trace
-from agent.placing.views import View
 from envs.pipeline.groups import sharded
 from envs.pipeline.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
 from envs.pipeline.pipeline import PipelineError

@@ -15,8 +15,8 @@ import numpy as np
 from agent.placing.exports.export import export_text, placed_modules
 from agent.placing.handover.device_map import DeviceMap, project
 from agent.placing.handover.explain import Explanation
+from agent.placing.handover.files import View, view_of
 from agent.placing.handover.trace import write_trace
-from agent.placing.views import View, view_of
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import calibration_note
 from envs.figures import save_figure, step_figure, svg_of

@@ -12,8 +12,7 @@ import numpy as np
 
 from envs.cluster.host import eager_issue_s
 from envs.objective import PIPELINE, Bars, Objective
-from envs.pipeline.chain import Chain
-from envs.pipeline.cuts import Cuts, cut_by_load
+from envs.pipeline.chain import Chain, Cuts, cut_by_load
 from envs.pipeline.groups import Groups, groups_for
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.replicas import ReplicatedProblem, before_last_s, on_groups, pipelined_of

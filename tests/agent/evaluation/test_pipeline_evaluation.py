@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.commands.evaluate import main
-from agent.pipeline.bound import pipeline_bound_s
+from agent.pipeline.search import pipeline_bound_s
 from envs.cluster.presets import get_cluster
 from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline

@@ -16,7 +16,7 @@ from agent.pipeline.search import PipelineSearch
 from agent.placers.base import PIPELINE_PLACERS, Budget, PlacementResult, names_of
 from envs.cluster.presets import get_cluster
 from envs.objective import PIPELINE
-from envs.pipeline.cuts import Cuts
+from envs.pipeline.chain import Cuts
 from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem

@@ -14,7 +14,7 @@ from torch import nn
 from agent.placers.base import PIPELINE_PLACERS, Budget
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
-from envs.pipeline.cuts import Cuts
+from envs.pipeline.chain import Cuts
 from envs.pipeline.groups import groups_for, part_of, sharded, shares_of
 from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.objective import PipelineObjective

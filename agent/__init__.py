@@ -19,11 +19,16 @@ for _name in ("envs", "graphs"):
 
 __all__ = ["Pipeline", "PipelinePlan", "Plan", "fits", "list_instances", "load_instance", "place"]
 
+_HOMES = {
+    "Pipeline": "envs.pipeline.pipeline",
+    "fits": "agent.placing.fits",
+    "list_instances": "agent.instances.instance",
+    "load_instance": "agent.instances.instance",
+}
+
 
 def __getattr__(name: str) -> object:
     """Loads the front door at its first use, so that `import agent` loads nothing."""
     if name in __all__:
-        home = "instances.instance" if "instance" in name else "placing.place"
-        home = "placing.fits" if name == "fits" else home
-        return getattr(import_module(f"agent.{home}"), name)
+        return getattr(import_module(_HOMES.get(name, "agent.placing.place")), name)
     raise AttributeError(f"module 'agent' has no attribute '{name}'; it has {', '.join(__all__)}")

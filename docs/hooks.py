@@ -113,13 +113,12 @@ def _flags(place: str) -> str:
 
 
 def _registry(words: str) -> str:
-    """The entries of a registry, those of one kind or beginning, with what docstrings say of them."""
-    place, _, kind = words.partition(" ")
+    """The entries of a registry, those of one beginning, with what docstrings say of them."""
+    place, _, beginning = words.partition(" ")
     rows = []
     for name, entry in _find(place).items():
-        strategies = getattr(entry, "strategies", {kind: entry} if name.startswith(kind) else {})
-        if kind in strategies:
-            made = getattr(entry, "guided", None) or strategies[kind]
+        if name.startswith(beginning):
+            made = getattr(entry, "guided", None) or getattr(entry, "strategy", entry)
             made = _find(entry.entry_point) if hasattr(entry, "entry_point") else made
             wrapped = inspect.getclosurevars(made).nonlocals if inspect.isfunction(made) else {}
             text = inspect.getdoc(wrapped.get("strategy", wrapped.get("visit", made)))

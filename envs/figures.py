@@ -8,18 +8,16 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs.objective import Objective
-from envs.pipeline.simulate import PipelineTime
+from envs.objective import COPIES, Bars, Objective
 from envs.placements.placement import Placement
 from envs.problem import Problem, kinds
-from envs.simulator.copies import simulated_copies
-from envs.simulator.simulate import StepTime
+from envs.simulator.simulate import SimulatedStep
 from graphs.graph_columns import PHASES
-from graphs.system.array_types import BoolArray, FloatArray, IntArray
+from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic
 
@@ -30,11 +28,8 @@ if TYPE_CHECKING:  # loading it takes longer than many placements
 OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#4d4d4d")
 """Colours that colour-blind people tell apart: those of Okabe and Ito, "Color universal design", 2008, but no
 yellow, which is pale on white, and grey for black."""
-COPIES = "copies"
 KINDS = (*PHASES, "weight gradients", "forward again")
 """Kinds of bars by the index of their colour; copies have a muted one."""
-OF_ACTIONS = (0, 1, 3, 4, 2)
-"""Kind of the bars of each kind of action of a pipeline; updates, of kind -1, come last."""
 N_BINS, N_PARTS = 500, 300
 """Parts of a step: bars that are shorter than a bin are joined; a curve has a step for each part."""
 WIDTH_IN, ROW_IN, MEMORY_IN = 10.0, 0.32, 2.1
@@ -64,20 +59,7 @@ class Palette:
 PAPER = Palette("#222222", "#777777", "#dddddd", "#ffffff", OKABE_ITO)
 
 
-class Bars(NamedTuple):
-    """Bars of a timeline: a device index, seconds and a microbatch (-1 = none) for each, (n,)."""
-
-    device: IntArray
-    start_s: FloatArray
-    end_s: FloatArray
-    microbatch: IntArray
-
-    def where(self, chosen: IntArray | BoolArray) -> Bars:
-        """Returns some of the bars, by index or mask."""
-        return Bars(*(column[chosen] for column in self))  # type: ignore[arg-type]
-
-
-def timeline(objective: Objective, placement: Placement, step: StepTime | PipelineTime) -> dict[str, Bars]:
+def timeline(objective: Objective, placement: Placement, step: SimulatedStep) -> dict[str, Bars]:
     """Lists all that takes time in a step by its kind: ops by phase and copies, or actions of a pipeline.
 
     Args:
@@ -87,21 +69,9 @@ def timeline(objective: Objective, placement: Placement, step: StepTime | Pipeli
         Bars by kind, from `KINDS` and `COPIES`, without kinds of which there are none. A copy is one of its
         source.
     """
-    if isinstance(step, PipelineTime):
-        device, kind, _, microbatch, start_s, end_s = step.columns
-        every = Bars(device, start_s, end_s, np.where(kind < 0, -1, microbatch))
-        kind = np.array(OF_ACTIONS)[kind]
-    else:
-        none = np.full(len(placement.device_of), -1)
-        every = Bars(placement.device_of, step.start_s, step.finish_s, none)
-        kind = np.array([KINDS.index(phase) for phase in objective.problem.graph.phases])
-    bars = {name: every.where(kind == index) for index, name in enumerate(KINDS)}
-    if not isinstance(step, PipelineTime):
-        copies = simulated_copies(objective.problem, placement.device_of)
-        spans = np.array([(copy.source, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
-        bars[COPIES] = Bars(spans[:, 0].astype(int), spans[:, 1], spans[:, 2], np.full(len(spans), -1))
-    shown = {name: each.where(each.end_s > each.start_s) for name, each in bars.items()}
-    return {name: each for name, each in shown.items() if len(each.device)}
+    bars = objective.bars(placement, step).items()
+    shown = {kind: of_kind.where(of_kind.end_s > of_kind.start_s) for kind, of_kind in bars}
+    return {kind: of_kind for kind, of_kind in shown.items() if len(of_kind.device)}
 
 
 def joined(bars: Bars, least_s: float) -> Bars:
@@ -133,7 +103,7 @@ def draw_timeline(
     axes: Axes,
     objective: Objective,
     placement: Placement,
-    step: StepTime | PipelineTime,
+    step: SimulatedStep,
     until_s: float,
     palette: Palette,
 ) -> None:
@@ -172,9 +142,7 @@ def draw_timeline(
     axes.axvline(per_s * step.total_s, color=palette.ink, linewidth=0.8, linestyle=":")
 
 
-def step_figure(
-    objective: Objective, placement: Placement, step: StepTime | PipelineTime, title: str
-) -> Figure:
+def step_figure(objective: Objective, placement: Placement, step: SimulatedStep, title: str) -> Figure:
     """Draws the timeline of each device, and below it the memory that each holds over time.
 
     Args:

@@ -1,58 +1,62 @@
-"""Objectives: the step of one batch, or the pipelined step of its microbatches; all that placers see."""
+"""The objective of a placement: the step of one batch, or of a pipeline behind a door."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import NONE, eager_issue_s, with_host
-from envs.pipeline.chain import Chain
-from envs.pipeline.groups import Groups, groups_for
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ZERO_BUBBLE, Pipeline, PipelineError
-from envs.pipeline.replicas import ReplicatedProblem, before_last_s, on_groups, pipelined_of
-from envs.pipeline.simulate import PipelinedProblem, PipelineTime
-from envs.pipeline.stages import Stages, check_cluster, phases_of, stages_of
 from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps, simulate_data_parallel
+from envs.simulator.copies import simulated_copies
+from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
-from envs.simulator.simulate import StepTime, simulate_many, simulate_problem, simulated_memory
+from envs.simulator.simulate import SimulatedStep, simulate_many, simulate_problem, simulated_memory
+from graphs.graph_columns import PHASES
 from graphs.op_graph import OpGraph
-from graphs.system.array_types import FloatArray, IntArray
-from graphs.system.errors import shortened
+from graphs.system.array_types import BoolArray, FloatArray, IntArray
 
 STEP, PIPELINE = "step", "pipeline"
 """Kinds of objectives."""
+OBJECTIVES = {STEP: "envs.objective:Objective", PIPELINE: "envs.pipeline.objective:PipelineObjective"}
+"""Class of each kind; that of pipelines is loaded when one is asked for."""
 OVER_BYTES, TOTAL_S = range(2)
 """Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
 and step time in seconds; a smaller tuple is better."""
+COPIES = "copies"
+"""Kind of the bars of copies; those of ops have the phases as kinds."""
+
+
+class Bars(NamedTuple):
+    """Bars of a timeline: a device index, seconds and a microbatch (-1 = none) for each, (n,)."""
+
+    device: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
+    microbatch: IntArray
+
+    def where(self, chosen: IntArray | BoolArray) -> Bars:
+        """Returns some of the bars, by index or mask."""
+        return Bars(*(column[chosen] for column in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The step of one batch, to be made short; that of a pipeline is a `PipelineObjective`."""
+    """The step of one batch, to be made short; that of a pipeline is a subclass."""
 
     problem: Problem
 
     kind = STEP
 
-    def check(self) -> None:
-        """Checks that the cluster can run the graph at all, whatever its memory."""
-
-    @property
-    def placed(self) -> Problem:
-        """The graph on the devices that placers see."""
-        return self.problem
-
-    def layouts(self) -> list[Objective]:
-        """Lists the objectives that placers take in turn."""
-        return [self]
+    @classmethod
+    def of(cls, problem: Problem, pipeline: Any, whole: Problem | str) -> Self:
+        """Makes the objective of a problem, as `objective_of` has it."""
+        return cls(problem)
 
     def check_feasible(self) -> None:
         """Checks that some placement may be feasible.
@@ -70,9 +74,13 @@ class Objective:
             return error
         return None
 
-    def simulate(self, placement: Placement) -> StepTime | PipelineTime:
+    def simulate(self, placement: Placement) -> SimulatedStep:
         """Simulates the step under a placement."""
         return simulate_problem(self.problem, placement.device_of)
+
+    def ignored(self, placement: Placement) -> str:
+        """Says what of a placement means nothing; empty if all does."""
+        return ""
 
     def memory(self, placement: Placement, n_parts: int) -> FloatArray:
         """Simulates the most bytes that each device holds in each of equally long parts of the step.
@@ -81,6 +89,15 @@ class Objective:
             Bytes, (n_devices, n_parts).
         """
         return simulated_memory(self.problem, placement.device_of, n_parts)
+
+    def bars(self, placement: Placement, step: Any) -> dict[str, Bars]:
+        """Lists what runs when, in the step that `simulate` makes, by its kind."""
+        device_of, phases = placement.device_of, np.array(self.problem.graph.phases)
+        ops = Bars(device_of, step.start_s, step.finish_s, np.full(len(device_of), -1))
+        copies = simulated_copies(self.problem, device_of)
+        spans = np.array([(copy.source, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
+        sent = Bars(spans[:, 0].astype(int), spans[:, 1], spans[:, 2], np.full(len(spans), -1))
+        return {phase: ops.where(phases == phase) for phase in PHASES} | {COPIES: sent}
 
     def scores(self, devices_of: IntArray) -> FloatArray:
         """Simulates placements for search, on all cores if there is enough to do.
@@ -95,10 +112,6 @@ class Objective:
         over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
         return np.stack([over_bytes, total_s], axis=1)
 
-    def staged(self, placement: Placement) -> tuple[Pipeline | None, Stages | None]:
-        """Returns the pipeline, and the stages that a placement cuts it into; None without a pipeline."""
-        return None, None
-
     @property
     def eager_host_s(self) -> float:
         """Seconds in which the host issues the ops eagerly, counted or not; 0 as a graph or without GPUs."""
@@ -111,271 +124,38 @@ class Objective:
         return replace(self, problem=at_once)
 
     @cached_property
-    def single_step(self) -> tuple[float, bool]:
-        """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
-        return fastest_single(self.problem)[1:]
+    def single(self) -> Any:
+        """The step on the fastest device that has the memory, or else on the fastest: a `FastestSingle`."""
+        return fastest_single(self.problem)
 
-    def data_parallel(self) -> DataParallelStep | DataParallelPipeline:
+    @property
+    def single_step(self) -> tuple[float, bool]:
+        """Seconds of that step, and whether the device has the memory."""
+        return self.single.step_s, self.single.fits
+
+    def columns(self, step_s: float) -> dict[str, Any]:
+        """Lists the columns that a row of results has of this kind alone, of a step of so many seconds."""
+        return {}
+
+    def data_parallel(self) -> DataParallelStep:
         """Simulates data parallelism on the devices that make the step of a batch shortest."""
         return simulate_data_parallel(self.problem)
 
 
-class Cuts(NamedTuple):
-    """A placement of a pipeline, as placers see it.
-
-    Attributes:
-        first: first piece of each stage, ascending from 0.
-        ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
-        recomputed: whether each stage runs forward again before its backward actions; empty = none does.
-    """
-
-    first: tuple[int, ...]
-    ranks: tuple[int, ...]
-    recomputed: tuple[bool, ...] = ()
-
-
-class DataParallelPipeline(NamedTuple):
-    """A step of as many microbatches as a step of the pipeline.
-
-    Attributes:
-        step_s: seconds of the step; of replicas with whole batches of their own, for one of these batches.
-        n_replicas: devices that compute.
-        fits: whether each has the memory of the whole model.
-        evaluations: steps that were simulated.
-        own_batches: whether each device computes a whole batch of its own.
-        peak_bytes: greatest memory in use of a device.
-    """
-
-    step_s: float
-    n_replicas: int
-    fits: bool
-    evaluations: int
-    own_batches: bool = False
-    peak_bytes: float = 0.0
-
-    @property
-    def seconds_per_batch(self) -> float:
-        """Seconds of as many microbatches as a step of the pipeline has."""
-        return self.step_s
-
-
-@dataclass(frozen=True)
-class PipelineBaselines:
-    """Steps of the same batch without a pipeline, cut into as many microbatches or, if that is faster, whole.
-
-    Attributes:
-        single: on the fastest device that has the memory; where none has, on the fastest.
-        data_parallel: on the devices that make the step shortest.
-        uncut: words on the batch uncut on one device; none if it is slower there.
-    """
-
-    single: PipelineTime
-    data_parallel: DataParallelPipeline
-    uncut: str = ""
-
-    def steps(self) -> dict[str, tuple[float, bool]]:
-        """Returns the seconds of each step by its name, and whether it has the memory."""
-        single, parallel = self.single, self.data_parallel
-        return {
-            "one device": (single.total_s, single.fits),
-            "data parallelism": (parallel.step_s, parallel.fits),
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class PipelineObjective(Objective):
-    """The pipelined step, to be made short; the graph is the step of one microbatch.
-
-    Attributes:
-        whole: step of the batch that is not cut into microbatches, or why there is none.
-        groups: devices of each replica that placers see; empty = the first of `groups_for`.
-
-    Raises:
-        PipelineError: at the first use, if the schedule has yet to be chosen.
-    """
-
-    pipeline: Pipeline
-    whole: Problem | str = ""
-    groups: Groups = ()
-
-    kind = PIPELINE
-
-    @cached_property
-    def pipelined(self) -> PipelinedProblem:
-        """The graph and its pipeline, as they are simulated."""
-        return pipelined_of(self.problem, self.pipeline)
-
-    @cached_property
-    def members(self) -> list[PipelinedProblem]:
-        """The pipeline of each replica; the devices of placers are positions in the group of the first."""
-        replicated, groups = self.pipelined, self._groups
-        return (
-            replicated.replicas(groups).members if isinstance(replicated, ReplicatedProblem) else [replicated]
-        )
-
-    @cached_property
-    def _groups(self) -> Groups:
-        """Devices of each replica; empty = one replica."""
-        count = self.pipeline.replicas
-        return () if count == 1 else self.groups or groups_for(self.problem.cluster, int(count))[0]
-
-    @property
-    def placed(self) -> Problem:
-        """The graph on the devices that placers see: those of the first replica."""
-        return self.members[0].problem
-
-    def layouts(self) -> list[Objective]:
-        """Lists the objectives of all groups of devices that replicas can have, which differ."""
-        if self.pipeline.replicas == 1 or self.groups:
-            return [self]
-        groups = groups_for(self.problem.cluster, int(self.pipeline.replicas))
-        return [replace(self, groups=each) for each in groups]
-
-    @property
-    def chain(self) -> Chain:
-        """The pieces of the graph, between which stages can be cut."""
-        return self.members[0].chain
-
-    @property
-    def eager_host_s(self) -> float:
-        """Seconds in which hosts, one per device, issue equal shares of the ops eagerly; as of one batch."""
-        runs = np.where(phases_of(self.problem.graph) == 2, 1, self.pipeline.microbatches)
-        n_issued = float(runs[(self.problem.op_seconds > 0).any(axis=1)].sum())
-        return eager_issue_s(self.problem.cluster) * n_issued / self.problem.n_devices
-
-    def check(self) -> None:
-        """Checks that the graph can be placed on the cluster as a pipeline.
-
-        Raises:
-            PipelineError: the cluster cannot run it, or the graph has too few pieces.
-        """
-        check_cluster(self.problem.cluster)
-        n_pieces = self.chain.n_pieces
-        if n_pieces < self.pipeline.stages_per_device:
-            graph = shortened(self.problem.graph.name)
-            raise PipelineError(
-                f"schedule '{self.pipeline.schedule}' needs {self.pipeline.stages_per_device} stages on a "
-                f"device, but graph '{graph}' can be cut into {n_pieces} pieces at most"
-            )
-
-    def check_feasible(self) -> None:
-        """Checks that some pipeline may be feasible.
-
-        Raises:
-            InfeasibleError: none is.
-        """
-        for problem in {member.problem: None for member in self.members}:
-            problem.check_feasible(recomputes=self.pipeline.may_recompute)
-
-    def simulate(self, placement: Placement) -> PipelineTime:
-        """Simulates the step under a placement.
-
-        Raises:
-            PipelineError: the schedule cannot run it.
-        """
-        return self.pipelined.simulate(stages_of(self.problem, placement))
-
-    def memory(self, placement: Placement, n_parts: int) -> FloatArray:
-        """Simulates the most bytes that each device holds in parts of the step, (n_devices, n_parts)."""
-        return self.pipelined.memory(stages_of(self.problem, placement), n_parts)
-
-    def staged(self, placement: Placement) -> tuple[Pipeline, Stages]:
-        """Returns the pipeline, and the stages that a placement cuts it into.
-
-        Raises:
-            PipelineError: it cuts it into none.
-        """
-        return self.pipeline, stages_of(self.problem, placement)
-
-    @cached_property
-    def single_step(self) -> tuple[float, bool]:
-        """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
-        return self.baselines.steps()["one device"]
-
-    @cached_property
-    def most_ranks(self) -> int:
-        """The most devices that there are stages for, whether or not the schedule runs on so many."""
-        return min(self.placed.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
-
-    @property
-    def usable(self) -> list[int]:
-        """Numbers of devices that the schedule runs on, descending."""
-        return [n_ranks for n_ranks in range(self.most_ranks, 0, -1) if self.can_use(n_ranks)]
-
-    def can_use(self, n_ranks: int) -> bool:
-        """Says whether the schedule runs on so many devices."""
-        counts = {member.pipeline.microbatches for member in self.members}
-        in_rounds = self.pipeline.name not in (INTERLEAVED, ZERO_BUBBLE)
-        are_equal = in_rounds or all(count % max(1, count // n_ranks) == 0 for count in counts)
-        return 1 <= n_ranks <= self.most_ranks and are_equal
-
-    def stages(self, cuts: Cuts) -> Stages:
-        """Makes the stages of cuts."""
-        recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
-        devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
-        stages = self.chain.stages(np.array(cuts.first), devices, recomputed)
-        return on_groups(stages, self._groups) if self._groups else stages
-
-    def singles(self) -> Iterator[Cuts]:
-        """Yields the cuts of one device, the fastest first; devices of equal time and memory count once."""
-        problem, seen = self.placed, set()
-        for device in np.argsort(problem.single_device_s, kind="stable").tolist():
-            kind = problem.single_device_s[device], problem.cluster.devices[device].memory_bytes
-            if kind not in seen:
-                seen.add(kind)
-                yield Cuts(tuple(range(self.pipeline.stages_per_device)), (device,))
-
-    def _single(self) -> PipelineTime:
-        best = min(map(self.stages, self.singles()), key=self.pipelined.score)
-        return self.pipelined.simulate(best)
-
-    @cached_property
-    def baselines(self) -> PipelineBaselines:
-        """The steps without a pipeline."""
-        uncut = self.whole if isinstance(self.whole, Problem) else None
-        alone = replace(self, pipeline=replace(self.pipeline, replicas=1), groups=())
-        ways = [self if self.pipeline.replicas == 1 else alone]
-        ways += [PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else []
-        steps = [way._single() for way in ways]
-        best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
-        told = f", cut, as the whole batch is not compared: {self.whole}" if self.whole and not uncut else ""
-        told = ", cut, as the whole batch does not fit" if uncut and not steps[1].fits else told
-        return PipelineBaselines(steps[best], self.data_parallel(), ", the batch uncut" if best else told)
-
-    def data_parallel(self) -> DataParallelPipeline:
-        """Simulates data parallelism with accumulated gradients, on the devices that make the step shortest.
-
-        If there is a step of the whole batch, and a batch of their own for each device is faster, it is that.
-        Every replica computes its microbatches one after the other and adds their gradients up; the last of
-        them overlaps with the all-reduce, as `no_sync` of PyTorch has it. The slowest one bounds the step.
-        """
-        problem, arrays, count = self.problem, self.pipelined.arrays, self.pipeline.microbatches
-        found = []
-        for step in data_parallel_steps(problem):
-            counts = [math.ceil(count / step.n_replicas)] * step.n_replicas
-            whole_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
-            peak = float(step.peak_bytes.max())
-            own = whole_s, step.n_replicas, step.fits, step.evaluations
-            found.append(DataParallelPipeline(*own, peak_bytes=peak))
-        for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
-            own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations
-            peak = float(step.peak_bytes.max())
-            found.append(DataParallelPipeline(*own, own_batches=True, peak_bytes=peak))
-        return min(found, key=lambda each: (not each.fits, each))
-
-
 def objective_of(
-    graph: OpGraph, cluster: Cluster, pipeline: Pipeline | None = None, whole: OpGraph | str = ""
+    graph: OpGraph, cluster: Cluster, pipeline: object = None, whole: OpGraph | str = ""
 ) -> Objective:
-    """Makes the objective of a graph on a cluster: the step of a pipeline, or without one of one batch."""
+    """Makes the objective of a graph on a cluster: the step of a `Pipeline`, or without one of one batch.
+
+    Args:
+        whole: step of the batch that microbatches are cut from, or why there is none.
+    """
     problem = Problem(graph, cluster)
-    if pipeline is None:
-        return Objective(problem)
-    return PipelineObjective(
-        problem, pipeline, whole if isinstance(whole, str) else problem.with_graph(whole)
-    )
+    batch = whole if isinstance(whole, str) else problem.with_graph(whole)
+    made: Objective = resolve_name(OBJECTIVES[kind_of(pipeline)]).of(problem, pipeline, batch)
+    return made
 
 
-def kind_of(pipeline: Pipeline | None) -> str:
+def kind_of(pipeline: object) -> str:
     """Returns the kind of the objective of a pipeline, or of a step if there is none."""
     return STEP if pipeline is None else PIPELINE

@@ -11,10 +11,11 @@ from importlib import import_module
 import numpy as np
 
 from agent.contexts.local import train_a_moment
-from agent.placers.base import PLACERS, Budget, names_of
+from agent.placers.base import PIPELINE_PLACERS, Budget, names_of
 from agent.placing.trial_runner import compile_jobs, warm_up_graph
 from envs.cluster.cluster import Cluster
-from envs.objective import STEP, PipelineObjective
+from envs.objective import STEP
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from graphs.system.compiling import compile_ahead
@@ -33,7 +34,7 @@ def place_pipelines(cluster: Cluster) -> None:
     problem = Problem(warm_up_graph(), replace(cluster, sharing="pair"))
     for name in ("equal-time", "refine") if problem.arrays.slows is None else ():
         objective = PipelineObjective(problem, Pipeline("1f1b", 2))
-        PLACERS[name].place(objective, Budget(evaluations=30), np.random.default_rng(0))
+        PIPELINE_PLACERS[name].place(objective, Budget(evaluations=30), np.random.default_rng(0))
 
 
 def main() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 MOST_OF_THE_ENVIRONMENT = 35
@@ -18,6 +21,12 @@ MOST_MODULES, MOST_SMALL_MODULES, SMALL = 333, 29, 60
 """Modules without tests, and how many of them, packages left out, have fewer lines than `SMALL`."""
 MOST_INNER_IMPORTS = 25
 """Imports of our own modules inside functions, without tests."""
+HOMES_OF_PIPELINES = (
+    *("envs/pipeline/", "agent/pipeline/", "envs/runtime/torch_s", "envs/runtime/rank_stages.py"),
+    *("agent/placing/place.py", "agent/placing/request.py", "agent/commands/"),
+)
+MOST_ON_PIPELINES = 8
+"""Conditions that ask for pipelines elsewhere."""
 
 
 def modules_of(*tops: str) -> dict[Path, ast.Module]:
@@ -77,10 +86,10 @@ def test_kernels_return_no_named_tuples_to_python() -> None:
                 assert not made & named, f"{entry.name} returns a named tuple"
 
 
-def loaded_by(module: str) -> set[str]:
+def loaded_by(module: str, then: str = "pass") -> set[str]:
     """Returns the modules of ours, packages left out, that a fresh interpreter holds after importing one."""
     code = (
-        f"import sys, {module}; print(*(name for name, module in sys.modules.items()"
+        f"import sys, {module}; {then}; print(*(name for name, module in sys.modules.items()"
         " if name.split('.')[0] in ('graphs', 'envs', 'agent') and not hasattr(module, '__path__')))"
     )
     done = subprocess.run(
@@ -99,3 +108,35 @@ def test_learning_needs_no_pipelines() -> None:
     modules = loaded_by("agent.learn.ppo")
     assert len(modules) <= MOST_OF_LEARNING, sorted(modules)
     assert not [name for name in modules if "pipeline" in name]
+
+
+STEP_PLACED = "from graphs.dataset import load_family; agent.place(load_family('gpt')[0], placer='single')"
+
+
+@pytest.mark.parametrize(("module", "then"), [("agent.placers.base", "pass"), ("agent", STEP_PLACED)])
+def test_a_step_needs_no_pipelines(module: str, then: str) -> None:
+    modules = loaded_by(module, then)
+    assert not [name for name in modules if name.startswith(("envs.pipeline", "agent.pipeline"))]
+
+
+def conditions(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+
+
+def test_few_conditions_ask_for_pipelines() -> None:
+    """A condition does if a name in it contains `pipelin`, or is that of the other kind of objective, `STEP`.
+
+    Pipelines are at home in their rooms, in what runs their stages, and behind the front doors.
+    """
+    asking = []
+    for path, tree in PRODUCT.items():
+        where = path.relative_to(ROOT).as_posix()
+        for condition in conditions(tree) if not where.startswith(HOMES_OF_PIPELINES) else ():
+            names = [getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(condition)]
+            if any("pipelin" in str(name).lower() or name == "STEP" for name in names):
+                asking.append(f"{where}: {ast.unparse(condition)}")
+    assert len(asking) <= MOST_ON_PIPELINES, asking

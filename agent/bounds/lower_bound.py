@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.bounds.bound_kernels import earliest_starts
-from envs.objective import Objective, PipelineObjective
-from envs.pipeline.groups import sharded
-from envs.pipeline.simulate import PipelinedProblem
+from envs.objective import PIPELINE, STEP, Objective
 from envs.problem import Problem, kinds
 from graphs.graph_columns import Csr
 from graphs.limits import MIN_SECONDS, ROUNDING
@@ -17,12 +16,17 @@ from graphs.system.array_types import FloatArray, IntArray
 
 ROUNDS = 100
 """Steps of dual ascent on the device weights."""
+BOUNDS = {STEP: "agent.bounds.lower_bound:step_bound_s", PIPELINE: "agent.pipeline.search:pipeline_bound_s"}
+"""Lower bound on each kind of objective, which is loaded when one is asked for."""
 
 
 def bound_s(objective: Objective) -> float:
     """Lower bound on an objective under every feasible placement, in seconds."""
-    if isinstance(objective, PipelineObjective):
-        return pipeline_bound_s(objective.pipelined)
+    return float(resolve_name(BOUNDS[objective.kind])(objective))
+
+
+def step_bound_s(objective: Objective) -> float:
+    """Lower bound on the step of one batch."""
     return lower_bound_s(objective.problem)
 
 
@@ -54,30 +58,6 @@ def lower_bound_s(problem: Problem) -> float:
     issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
     gap_s = problem.cluster.op_gap_s * (1 + ROUNDING)
     return max(critical_path, unit - gap_s, work - gap_s, issue, 0.0)
-
-
-def pipeline_bound_s(pipelined: PipelinedProblem) -> float:
-    """Lower bound on the step time of every pipeline that a graph can be cut into, in seconds.
-
-    The greatest of
-    - the critical path of one microbatch, each op on its fastest device;
-    - the work of all microbatches, spread over all devices: with any device weights that sum to 1, the sum
-      over ops of the least weighted seconds is at most the mean load, which is at most the step;
-    - the work of a placement unit on its fastest device, in all microbatches of a replica.
-    """
-    problem, phase, pipeline = pipelined.problem, pipelined.arrays.phase, pipelined.pipeline
-    n_replicas = int(pipeline.replicas)
-    problem = sharded(problem, n_replicas) if pipeline.shard_optimizer else problem
-    seconds = problem.op_seconds
-    times = np.where(phase == 2, 1, pipeline.microbatches)
-    head, tail = heads_and_tails(problem)
-    path_s = float((head + seconds.min(axis=1) + tail).max())
-    every = seconds * times[:, None]
-    work_s = float((every * device_weights(every)).min(axis=1).sum())
-    unit_of, n_units = problem.graph.unit_of, len(problem.graph.units)
-    of_unit = np.zeros((n_units, problem.n_devices))
-    np.add.at(of_unit, unit_of, np.where(phase == 2, 1.0, 1.0 / n_replicas)[:, None] * every)
-    return max(path_s, work_s, float(of_unit.min(axis=1).max()))
 
 
 def heads_and_tails(problem: Problem) -> tuple[FloatArray, FloatArray]:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +15,13 @@ from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.spec import EvaluationSpec
 from agent.placing.handover.explain import CAPTURE, UNCOUNTED, data_parallel_changes, host_line
-from envs.objective import DataParallelPipeline, Objective, PipelineObjective
-from envs.pipeline.simulate import PipelineTime
-from envs.pipeline.stages import Stages, stages_of
+from agent.placing.handover.files import View, view_of
+from envs.objective import Objective
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
-from envs.simulator.simulate import StepTime
+from envs.simulator.simulate import SimulatedStep
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError, print_notice
 
@@ -33,7 +33,7 @@ class PlacedStep(NamedTuple):
     """A placement, and the simulated step under it."""
 
     placement: Placement
-    step: StepTime | PipelineTime
+    step: SimulatedStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +43,14 @@ class BestPlacement:
     Attributes:
         trial: row of the best seed.
         objective: what the placement makes short.
-        step: simulated step; a `PipelineTime` for a pipeline.
+        step: simulated step, as the objective makes it.
         path: file of the placement.
     """
 
     trial: Trial
     objective: Objective
     placement: Placement
-    step: StepTime | PipelineTime
+    step: SimulatedStep
     path: Path
 
     @property
@@ -68,16 +68,10 @@ class BestPlacement:
         """Device of each op, int64 (n_ops,)."""
         return self.placement.device_of
 
-    @property
-    def pipeline(self) -> PipelineObjective:
-        """The objective of a pipeline."""
-        assert isinstance(self.objective, PipelineObjective), "a pipeline"
-        return self.objective
-
-    @property
-    def stages(self) -> Stages:
-        """The stages of a pipeline."""
-        return stages_of(self.problem, self.placement)
+    @cached_property
+    def view(self) -> View:
+        """The placement and its step, to be told and handed on."""
+        return view_of(self.objective, self.placement, self.step)
 
 
 class Answers:
@@ -88,7 +82,7 @@ class Answers:
         self._graphs = {graph.name: graph for graph in spec.graphs}
         self._clusters = {cluster.name: cluster for cluster in spec.clusters}
         self._placed: dict[Path, PlacedStep] = {}
-        self._data_parallel: dict[Where, DataParallelStep | DataParallelPipeline] = {}
+        self._data_parallel: dict[Where, DataParallelStep] = {}
 
     def add(self, trial: Trial, placed: PlacedStep) -> None:
         """Writes the placement of a trial that is the best of its seeds so far."""
@@ -133,7 +127,7 @@ class Answers:
         """
         return self._answer(trial, self._objective((trial.graph, trial.cluster)))
 
-    def data_parallel(self, where: Where) -> DataParallelStep | DataParallelPipeline:
+    def data_parallel(self, where: Where) -> DataParallelStep:
         """Returns the step of data parallelism on a graph and cluster."""
         if where not in self._data_parallel:
             self._data_parallel[where] = self._objective(where).data_parallel()

@@ -9,23 +9,21 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
-
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
 from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
-from agent.placers.base import PLACERS, Budget
-from agent.placing.request import Request, check_placers, row_names, try_each
+from agent.pipeline.choice import pipeline_tried, try_each
+from agent.placers.base import PIPELINE_PLACERS, PLACERS, Budget
+from agent.placing.request import Request, check_placers, row_names
 from agent.placing.trial_runner import TrialRunner, open_policy
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.objective import PIPELINE, Objective, kind_of, objective_of
+from envs.objective import Objective, objective_of
 from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
-from envs.pipeline.stages import phases_of
 from envs.placements.files import NamedPlacement, read_named_placement
 from envs.placements.placement import Placement
 from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
@@ -60,13 +58,11 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     clusters, home = _clusters(config, instances)
     clusters = tuple(with_host(cluster, config.host) for cluster in clusters)
     request = _request(config, instances)
-    placers = _placers(config, kind_of(request.wanted))
+    placers = _placers(config, request.kind)
     gpu = _gpu(config, clusters)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
-    pipeline = request.wanted
-    if AUTO in (config.pipeline, config.split, config.replicas):
-        pipeline = _chosen(config, request, clusters, gather)
-    gathered = gather(pipeline.microbatches if pipeline and config.split else None)
+    pipeline = _chosen(config, request, clusters, gather) if request.is_open else request.wanted
+    gathered = gather(request.n_parts(pipeline))
     graphs = [request.prepared(graph, clusters) for graph in gathered]
     whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, request, clusters)}
     given = read_given(config.placements, graphs, clusters, pipeline)
@@ -147,7 +143,7 @@ def _chosen(
     request: Request,
     clusters: Sequence[Cluster],
     gather: Callable[[int | None], list[OpGraph]],
-) -> Pipeline | None:
+) -> Pipeline:
     """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
 
     def graph_of(count: int) -> OpGraph:
@@ -157,11 +153,10 @@ def _chosen(
             raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
         return request.prepared(graphs[0])
 
-    place = partial(TrialRunner().place, PLACERS["refine"], order="", seed=0)
+    place = partial(TrialRunner().place, PIPELINE_PLACERS["refine"], order="", seed=0)
     inputs = make_model(config.model).inputs if config.split == AUTO and config.model is not None else None
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
-    pipelines = request.to_try(inputs, clusters[0].n_devices)
-    return try_each(pipelines, graph_of, clusters[0], place, budget)[0].pipeline
+    return pipeline_tried(try_each(request, inputs, graph_of, clusters[0], place, budget)[0])
 
 
 def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:
@@ -293,12 +288,8 @@ def _read_placement(path: str, graph_of: Mapping[str, OpGraph]) -> NamedPlacemen
 
 def _check_given(path: str, objective: Objective, placement: Placement) -> None:
     """Simulates a placement that was read once; says which of a pipeline's stages mean nothing."""
-    graph = objective.problem.graph
-    if objective.kind == PIPELINE and placement.stage_of is not None:
-        unread = np.flatnonzero((placement.stage_of >= 0) & ~np.isin(phases_of(graph), (0, 1)))
-        if len(unread):
-            count = f"{len(unread):,} parameters, inputs and updates, such as '{graph.op_names[unread[0]]}'"
-            print(f"{path}: stages of {count}, are ignored; they go with their devices", file=sys.stderr)
+    if ignored := objective.ignored(placement):
+        print(f"{path}: {ignored}", file=sys.stderr)
     try:
         objective.simulate(placement)
     except PipelineError as error:

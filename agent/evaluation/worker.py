@@ -76,7 +76,7 @@ class Worker:
         given = self.spec.given.get(self.spec.key(task)[:3])
         if given is not None:
             return self._runner.score(self._objective, given)
-        placer = make_placer(task.placer, self.spec.policy, task.order)
+        placer = make_placer(task.placer, self.spec.policy, task.order, self._objective.kind)
         return self._runner.place(placer, self._objective, self.spec.budget, order=task.order, seed=task.seed)
 
     def _data_parallel(self, task: Task) -> Trial:
@@ -89,7 +89,7 @@ class Worker:
     def _trial(
         self, task: Task, step_time_s: float, feasible: bool, evaluations: int, **others: Any
     ) -> Trial:
-        problem, pipeline = self._objective.problem, self.spec.pipeline
+        problem = self._objective.problem
         known: dict[str, Any] = {
             "graph": problem.graph.name,
             "family": problem.graph.family,
@@ -106,10 +106,7 @@ class Worker:
             "seen": self.spec.seen.get(problem.graph.name, NOT_SEEN),
             "granularity": self.spec.granularity,
         }
-        if pipeline:
-            known |= {"pipeline": pipeline.schedule, "microbatches": pipeline.microbatches}
-            known["throughput_per_s"] = pipeline.microbatches / step_time_s
-        return Trial(**known | others)
+        return Trial(**known | self._objective.columns(step_time_s) | others)
 
 
 def run_trials(

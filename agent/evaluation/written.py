@@ -9,10 +9,8 @@ from itertools import groupby
 from agent.evaluation.answers import Answers, BestPlacement
 from agent.evaluation.results import Trial
 from agent.placing.exports.export import EXPORTS, export_text, placed_modules
-from agent.placing.handover.files import write_handover
-from agent.placing.handover.pipeline import write_pipeline_handover
-from agent.placing.handover.trace import step_trace, write_trace
-from envs.pipeline.simulate import PipelineTime
+from agent.placing.handover.trace import write_trace
+from envs.objective import PIPELINE
 from graphs.capture.user_model import MODEL
 from graphs.system.errors import InputError
 from graphs.system.json_files import write_bytes_atomic
@@ -34,14 +32,12 @@ def write_handovers(answers: Answers, trials: Sequence[Trial], *, trace: bool) -
 
 
 def _hand_over(answer: BestPlacement, *, trace: bool) -> list[str]:
-    """Writes the files of a placement; returns lines on what bounds it, none of a benchmark's graph."""
-    folder, name, step = answer.path.parent, answer.path.stem, answer.step
-    if isinstance(step, PipelineTime):
-        return write_pipeline_handover(folder, name, answer.pipeline, answer.stages, step)
-    if answer.problem.graph.family == MODEL:
-        return write_handover(folder, name, answer.problem, answer.device_of, step)
+    """Writes the files of a placement; returns lines on what bounds it, none of a step of the benchmark."""
+    folder, name = answer.path.parent, answer.path.stem
+    if answer.problem.graph.family == MODEL or answer.objective.kind == PIPELINE:
+        return answer.view.hand_over(folder, name)
     if trace:
-        write_trace(folder / f"{name}.trace.json", step_trace(answer.problem, answer.device_of, step))
+        write_trace(folder / f"{name}.trace.json", answer.view.trace())
     return []
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LIST = f"see {as_typed('evaluate.py')} --list-graphs"
 PIPELINE = Pipeline("1f1b", 8)
+OBJECTIVES = {False: (None, "one step"), True: (PIPELINE, "1f1b x 8")}
+"""The pipeline of instances that are pipelined, and of all others, with its name."""
 FAMILIES = "families"
 """In place of the file of graphs of a source: families of the benchmark set."""
 
@@ -136,7 +138,7 @@ def names_instance(text: str) -> bool:
 
 def pipeline_of(name: str) -> Pipeline | None:
     """Returns the pipeline of an instance; None = its objective is the step of one batch."""
-    return PIPELINE if sources()[name.partition(":")[0]].pipelined else None
+    return OBJECTIVES[sources()[name.partition(":")[0]].pipelined][0]
 
 
 def find_names(patterns: Iterable[str]) -> list[str]:
@@ -213,7 +215,7 @@ def listing() -> Iterator[str]:
     """Yields a line for each source, and for each of its instances the best known step."""
     known = read_best_known()
     for key, source in sources().items():
-        objective = f"{PIPELINE.schedule} x {PIPELINE.microbatches}" if source.pipelined else "one step"
+        _, objective = OBJECTIVES[source.pipelined]
         yield f"{source.title} ({source.licence}), {objective}: best ms, over the bound"
         for name in (f"{key}:{name}" for name in source.clusters):
             best = known[name]

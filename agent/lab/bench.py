@@ -13,9 +13,9 @@ from agent.evaluation.answers import file_name
 from agent.instances.best_known import DATA, SAME, read_best_known
 from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
 from agent.lab.pivot import ExperimentError, Row, Rows, Statistic, grouped, read_table, write_rows
-from agent.placers.base import PLACERS, Budget, names_of
+from agent.placers.base import PLACERS_OF, Budget, names_of
 from agent.placing.trial_runner import TrialRunner, make_placer, open_policy
-from envs.objective import kind_of
+from envs.objective import STEP, kind_of
 from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.simulator.simulate import simulate_many
@@ -92,9 +92,10 @@ class InstanceTrials:
             ExperimentError: an unknown placer, or none that suits an instance.
             InstanceError: an unknown instance.
         """
-        if unknown := {*self.placers} - {*PLACERS}:
-            raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {', '.join(PLACERS)}")
-        trials = _Trials(self.seconds, any(PLACERS[name].is_learned for name in self.placers))
+        known = dict.fromkeys(name for kind in PLACERS_OF for name in names_of(kind))
+        if unknown := {*self.placers} - {*known}:
+            raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {', '.join(known)}")
+        trials = _Trials(self.seconds, not {*self.placers}.isdisjoint(names_of(STEP, learned=True)))
         found: list[Row] = []
         for name in followed(
             find_names(self.graphs), f"{self.seconds:g} s, {trials.scale:.2f} of the reference"
@@ -135,7 +136,7 @@ class _Trials:
 
     def _place(self, instance: Instance, name: str) -> tuple[Placement, BenchmarkRow]:
         budget = Budget(None, self.seconds * self.scale, running_cpu_s)
-        placer = make_placer(name, self._policy, "topo")
+        placer = make_placer(name, self._policy, "topo", instance.objective.kind)
         found = self._runner.place(placer, instance.objective, budget, order="", seed=0)
         step_s = found.step_time.total_s if found.feasible else np.inf
         cpu_s, bound_s = found.cpu_s / self.scale, instance.bound_s

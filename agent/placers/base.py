@@ -1,31 +1,25 @@
-"""The interface of a placer, and the registry of all of them."""
+"""The interface of a placer, and the registries of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.placers.state import (
-    BATCH,
-    Budget,
-    Leader,
-    PlacementResult,
-    PlacerError,
-    SearchState,
-    Strategy,
-    best_of,
-)
+from agent.placers.state import BATCH, Budget, Leader, PlacementResult, PlacerError, SearchState, Strategy
 from envs.objective import PIPELINE, STEP, Objective
 from envs.problem import Problem
 from graphs.system.registry import Registry
 
 __all__ = [
     "BATCH",
+    "PIPELINE_PLACERS",
     "PLACERS",
+    "PLACERS_OF",
     "Budget",
     "Leader",
     "PlacementResult",
@@ -38,28 +32,31 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound=Strategy)
+SEARCHES = {STEP: "agent.placers.state:SearchState", PIPELINE: "agent.pipeline.search:PipelineSearch"}
+"""Class of the searches of each kind of objective, which is loaded when one begins."""
 
 
 @dataclass(frozen=True)
 class Placer:
-    """A named strategy for each kind of objective; `place` may be called any number of times.
+    """A named strategy for a kind of objective; `place` may be called any number of times.
 
     Attributes:
-        strategies: strategy for each kind of objective that it places, `step` or `pipeline`.
         uses_rng: whether another seed may give another placement.
         stands_alone: whether searches that begin with what heuristics find leave it out.
         needs: package of an extra, which has the name of the placer; empty = none.
         guided: makes its strategy of a policy and an order to visit the ops in; None = it learned nothing.
         is_hybrid: whether heuristics and annealing place too, beside the policy.
+        kind: of the objective, `step` or `pipeline`.
     """
 
     name: str
-    strategies: Mapping[str, Strategy]
+    strategy: Strategy
     uses_rng: bool = False
     stands_alone: bool = False
     needs: str = ""
     guided: Callable[[Any, str], Strategy] | None = None
     is_hybrid: bool = False
+    kind: str = STEP
 
     @property
     def is_search(self) -> bool:
@@ -69,7 +66,7 @@ class Placer:
     @property
     def is_start(self) -> bool:
         """Says whether searches begin with what it finds."""
-        return STEP in self.strategies and not self.is_search
+        return not self.is_search
 
     @property
     def is_learned(self) -> bool:
@@ -94,7 +91,7 @@ class Placer:
     def with_policy(self, policy: Any, order: str) -> Placer:
         """Makes the placer that decides with a policy, which visits the ops in an order."""
         assert self.guided is not None, "a placer that needs a policy"
-        return replace(self, strategies={STEP: self.guided(policy, order)}, uses_rng=self.draws(order))
+        return replace(self, strategy=self.guided(policy, order), uses_rng=self.draws(order))
 
     def place(
         self, objective: Objective | Problem, budget: Budget, rng: np.random.Generator
@@ -105,22 +102,20 @@ class Placer:
             objective: what is to be made short; of a problem, its step.
 
         Raises:
-            PlacerError: the placer needs a package that is not installed, or a policy.
+            PlacerError: the placer needs a package that is not installed, or a policy, or is for another
+                kind of objective.
             PipelineError: the cluster or the graph cannot run the pipeline.
         """
         self.check_installed()
-        layouts = (Objective(objective) if isinstance(objective, Problem) else objective).layouts()
-        results = [self._place(each, budget.shared(len(layouts)), rng) for each in layouts]
-        return results[0] if len(results) == 1 else best_of(results)
-
-    def _place(self, objective: Objective, budget: Budget, rng: np.random.Generator) -> PlacementResult:
-        search = SearchState(objective, budget)
+        objective = Objective(objective) if isinstance(objective, Problem) else objective
+        if objective.kind != self.kind:
+            raise PlacerError(f"placer '{self.name}' is for a {self.kind}, not for a {objective.kind}")
+        search: type[SearchState] = resolve_name(SEARCHES[self.kind])
         try:
-            self.strategies[search.objective.kind](search, rng)
+            return search.place(self.strategy, objective, budget, rng)
         except ModuleNotFoundError as error:
             lacking = f"placer '{self.name}' needs the package {error.name}, which is not installed here"
             raise PlacerError(f"{lacking}; install it, or use another placer") from None
-        return search.result()
 
 
 MODULES = (
@@ -135,33 +130,31 @@ MODULES = (
     "search.refine",
     "search.rollout",
     "heuristics.by_rule",
-    "pipeline.equal",
-    "pipeline.pipedream",
 )
 LEARNED = ("agent.policy.placers", "agent.policy.auto")
-PLACERS = Registry[Placer](
-    "placer",
-    PlacerError,
-    [*(f"agent.placers.{module}" for module in MODULES), *LEARNED],
-    group="placewalk.placers",
-)
-"""Every placer by name; a new module is added to `MODULES`."""
+PIPELINE_MODULES = ("annealing", "equal", "pipedream")
+
+
+def _registry(modules: Iterable[str]) -> Registry[Placer]:
+    return Registry[Placer]("placer", PlacerError, tuple(modules), group="placewalk.placers")
+
+
+PLACERS = _registry([*(f"agent.placers.{module}" for module in MODULES), *LEARNED])
+"""Every placer of steps by name; a new module is added to `MODULES`."""
+PIPELINE_PLACERS = _registry(f"agent.pipeline.{module}" for module in PIPELINE_MODULES)
+"""Every placer of pipelines by name; they are loaded when one is asked for."""
+PLACERS_OF = {STEP: PLACERS, PIPELINE: PIPELINE_PLACERS}
 
 
 def names_of(kind: str, *, learned: bool | None = None) -> list[str]:
     """Lists the placers of a kind of objective: all, or those that need a policy or none."""
-    return [
-        name
-        for name, each in PLACERS.items()
-        if kind in each.strategies and learned in (None, each.is_learned)
-    ]
+    return [name for name, each in PLACERS_OF[kind].items() if learned in (None, each.is_learned)]
 
 
 def placer(
     name: str,
     *,
     places: Iterable[str] = (STEP,),
-    pipeline: Strategy | None = None,
     uses_rng: bool = False,
     stands_alone: bool = False,
     needs: str = "",
@@ -170,7 +163,6 @@ def placer(
 
     Args:
         places: kinds of objectives that the strategy is for.
-        pipeline: strategy for pipelines, if it is another one.
         uses_rng, stands_alone, needs: as of `Placer`.
 
     Raises:
@@ -178,10 +170,9 @@ def placer(
     """
 
     def register(strategy: S) -> S:
-        strategies: dict[str, Strategy] = dict.fromkeys(places, strategy)
-        strategies |= {PIPELINE: pipeline} if pipeline else {}
-        entry = Placer(name, strategies, uses_rng, stands_alone, needs)
-        PLACERS.register(name, entry, strategy.__module__)
+        for kind in places:
+            entry = Placer(name, strategy, uses_rng, stands_alone, needs, kind=kind)
+            PLACERS_OF[kind].register(name, entry, strategy.__module__)
         return strategy
 
     return register

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agent.placers.improvements import Improvement, Improvements
-from envs.objective import OVER_BYTES, TOTAL_S, Cuts, Objective, PipelineObjective
-from envs.pipeline.simulate import PipelineTime
+from envs.objective import OVER_BYTES, TOTAL_S, Objective
 from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.simulator.simulate import StepTime
+from envs.simulator.simulate import SimulatedStep
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 from graphs.system.running_time import Clock, running_cpu_s, running_s
@@ -23,8 +22,6 @@ BATCH = 64
 """Placements scored between two readings of the clock."""
 N_LEADERS = 3
 """Placements that a search remembers, to go on from several."""
-DECAY = 0.98
-"""Share of the longest simulation of a pipeline that counts at the next one."""
 LEAST_SECONDS = 1e-9
 """Seconds of a budget that is as good as spent."""
 
@@ -92,7 +89,7 @@ class PlacementResult:
     lower_bound_s: float = 0.0
 
     @cached_property
-    def step_time(self) -> StepTime | PipelineTime:
+    def step_time(self) -> SimulatedStep:
         """The step under the placement; simulated once, when it is asked for."""
         return self.objective.simulate(self.placement)
 
@@ -102,27 +99,11 @@ class PlacementResult:
         return self.step_time.fits
 
 
-def best_of(results: Sequence[PlacementResult]) -> PlacementResult:
-    """Returns the best of searches that ran one after the other, with what all of them spent."""
-    improvements, evaluations, wall_s, cpu_s = Improvements(), 0, 0.0, 0.0
-    for each in results:
-        improvements.add_later(each.improvements, evaluations, wall_s)
-        evaluations, wall_s, cpu_s = evaluations + each.evaluations, wall_s + each.wall_s, cpu_s + each.cpu_s
-    best = min(results, key=lambda each: (not each.feasible, each.step_time.total_s))
-    return replace(best, improvements=improvements.all(), evaluations=evaluations, wall_s=wall_s, cpu_s=cpu_s)
-
-
 class Leader(NamedTuple):
     """A placement that is among the best of a search."""
 
     score: tuple[float, float]  # bytes over the memory limits, step time in seconds
     device_of: IntArray  # (n_ops,)
-    cuts: Cuts | None = None  # of a pipeline
-
-    @property
-    def rank(self) -> tuple[tuple[float, float], int]:
-        """Sorts leaders, the best first: of equal pipelines, one that recomputes less."""
-        return self.score, sum(self.cuts.recomputed) if self.cuts else 0
 
 
 class SearchState:
@@ -133,8 +114,8 @@ class SearchState:
     by another strategy, the best is kept; `leaders` are the best few of those, best first.
 
     Attributes:
-        objective: scores placements, those of a step by `score`, those of a pipeline by `score_cuts`.
-        can_recompute: whether recomputation may help a pipeline, as memory binds, and is allowed.
+        objective: scores placements.
+        problem: the graph on the devices that placements name.
     """
 
     def __init__(self, objective: Objective | Problem, budget: Budget, *, must_place: bool = True) -> None:
@@ -143,13 +124,9 @@ class SearchState:
         Args:
             objective: what is to be made short; of a problem, its step.
             must_place: whether a placement is needed, however long it takes.
-
-        Raises:
-            PipelineError: the cluster or the graph cannot run the pipeline.
         """
         self.objective = Objective(objective) if isinstance(objective, Problem) else objective
-        self.objective.check()
-        self.problem = self.objective.placed
+        self.problem = self.objective.problem
         self.budget = budget
         self.must_place = must_place
         self.evaluations = 0
@@ -157,27 +134,13 @@ class SearchState:
         self.least_simulation_s = np.inf  # of all of them: one may wait for a core
         self.lower_bound_s = 0.0
         self.leaders: list[Leader] = []
-        self.can_recompute = False
-        self._scores: dict[Cuts, tuple[float, float]] = {}
-        self._most_s = 0.0  # seconds of a simulation of a pipeline, at most, lately
         self._improvements = Improvements()
         self._began, self._wall_began, self._cpu_began = budget.clock(), running_s(), running_cpu_s()
-
-    @property
-    def pipelined(self) -> PipelineObjective:
-        """The objective of a placer of pipelines."""
-        assert isinstance(self.objective, PipelineObjective), "a placer of pipelines"
-        return self.objective
 
     @property
     def best(self) -> IntArray | None:
         """The best placement so far, int (n_ops,)."""
         return self.leaders[0].device_of if self.leaders else None
-
-    @property
-    def best_cuts(self) -> Cuts | None:
-        """The best pipeline so far."""
-        return self.leaders[0].cuts if self.leaders else None
 
     @property
     def best_score(self) -> tuple[float, float]:
@@ -201,13 +164,10 @@ class SearchState:
 
     @property
     def left(self) -> int:
-        """Evaluations that may still be spent: at least 1 at first, 0 when either limit is reached.
-
-        A pipeline's limit of seconds is reached where one more and the simulation of the result end too late.
-        """
+        """Evaluations that may still be spent: at least 1 at first, 0 when either limit is reached."""
         if self.best is None:
             return self.budget.evaluations or BATCH
-        if self.progress >= 1.0 or self.seconds_left <= 2 * self._most_s:
+        if self.progress >= 1.0:
             return 0
         return BATCH if self.budget.evaluations is None else self.budget.evaluations - self.evaluations
 
@@ -289,39 +249,15 @@ class SearchState:
         """Does what `score` does for devices given per placement unit, int (n, n_units)."""
         return self.score(unit_devices[:, self.problem.graph.unit_of])
 
-    def score_cuts(self, cuts: Cuts, *, until_s: float = np.inf) -> tuple[float, float]:
-        """Simulates a pipeline, unless it was before; keeps it if it is among the best.
-
-        Args:
-            until_s: longest step that is of interest; beyond it, the memory is not found.
-
-        Returns:
-            Bytes over the memory limits, infinite where they are not found, and step time in seconds,
-            infinite where no step ends.
-        """
-        self.spend(1)
-        known, began, objective = self._scores.get(cuts), self.elapsed_s, self.pipelined
-        if known is not None and (known[OVER_BYTES] < np.inf or known[TOTAL_S] > until_s):
-            return known
-        stages = objective.stages(cuts)
-        score = self._scores[cuts] = objective.pipelined.score(stages, until_s=until_s)
-        self._most_s = max(DECAY * self._most_s, self.elapsed_s - began)
-        over_bytes, total_s = score
-        if total_s <= until_s:
-            self.can_recompute |= over_bytes > 0 and objective.pipeline.may_recompute
-            self.keep(stages.device_of, total_s, over_bytes, cuts)
-        return score
-
-    def keep(self, device_of: IntArray, total_s: float, over_bytes: float, cuts: Cuts | None = None) -> None:
+    def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:
         """Keeps a placement that was scored elsewhere, if it is among the best."""
-        new = Leader((over_bytes, total_s), device_of, cuts)
-        is_best, ranks = new.score < self.best_score, [leader.rank for leader in self.leaders]
-        if new.rank in ranks or (len(ranks) == N_LEADERS and new.rank > ranks[-1]):
+        score, scores = (over_bytes, total_s), [leader.score for leader in self.leaders]
+        if score in scores or (len(scores) == N_LEADERS and score > scores[-1]):
             return
-        leaders = [*self.leaders, new._replace(device_of=np.array(device_of, dtype=np.int64))]
-        self.leaders = sorted(leaders, key=lambda leader: leader.rank)[:N_LEADERS]
-        if is_best and over_bytes == 0.0:
+        if score < self.best_score and over_bytes == 0.0:
             self._improvements.add(self.evaluations, self.elapsed_s, total_s)
+        leaders = [*self.leaders, Leader(score, np.array(device_of, dtype=np.int64))]
+        self.leaders = sorted(leaders, key=lambda leader: leader.score)[:N_LEADERS]
 
     def run_alone(
         self,
@@ -364,13 +300,21 @@ class SearchState:
         """Makes the outcome of the run."""
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
-        cuts, improvements = self.best_cuts, self._improvements.all()
-        placement = Placement(self.best) if cuts is None else self.pipelined.stages(cuts).placement
+        placement, improvements = Placement(self.best), self._improvements.all()
         spent = running_s() - self._wall_began, running_cpu_s() - self._cpu_began
         return PlacementResult(
             self.objective, placement, self.evaluations, *spent, improvements, self.lower_bound_s
         )
 
+    @classmethod
+    def place(
+        cls, strategy: Strategy, objective: Objective, budget: Budget, rng: np.random.Generator
+    ) -> PlacementResult:
+        """Runs a strategy, and returns its outcome."""
+        search = cls(objective, budget)
+        strategy(search, rng)
+        return search.result()
 
-Strategy = Callable[[SearchState, np.random.Generator], None]
-"""Scores placements in a `SearchState` until it has no more to try or the budget ends."""
+
+Strategy = Callable[[Any, np.random.Generator], None]
+"""Scores placements in the `SearchState` of its kind until it has no more to try or the budget ends."""

@@ -14,11 +14,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from agent.calibration.quick import get_or_measure_cluster
-from agent.placers.pipeline.equal import cut_by_load
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.objective import Cuts, PipelineObjective
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import ONE_F_ONE_B, Pipeline, PipelineError
 from envs.problem import Problem
 from envs.simulator.all_reduce import gradients_of
@@ -157,9 +156,8 @@ class _Sizes:
         problem = Problem(self.graph, self.cluster)
         objective = PipelineObjective(problem, Pipeline(ONE_F_ONE_B, self.microbatches))
         objective.check()
-        first = np.empty(n_stages, dtype=np.int64)
-        cut_by_load(objective.chain.seconds_before[:n_stages], first)
-        stages = objective.stages(Cuts(tuple(first), tuple(range(n_stages)), (again,) * n_stages))
+        cuts = objective.balanced(range(n_stages))._replace(recomputed=(again,) * n_stages)
+        stages = objective.stages(cuts)
         peak = objective.pipelined.simulate(stages).peak_bytes
         alive = np.clip(n_stages - np.arange(problem.n_devices), 1, 1 if again else self.microbatches)
         return self.use(f"{n_stages} stages{', recompute' * again}", stages.device_of, peak, alive)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
+from pkgutil import resolve_name
 from types import NoneType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,17 +13,15 @@ import numpy as np
 
 from agent.bounds.lower_bound import bound_s
 from agent.calibration.quick import get_or_measure_cluster
-from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
+from agent.placers.base import PLACERS_OF, Budget, PlacementResult, PlacerError, names_of
 from agent.placing.plan import PipelinePlan, Plan
-from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
+from agent.placing.request import CHOICE, DATA_PARALLEL, Request, check_placers
 from agent.placing.trial_runner import TrialRunner, compile_jobs, make_placer, open_policy
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.objective import PIPELINE, STEP, Objective, PipelineObjective, kind_of
-from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelineTime
+from envs.objective import PIPELINE, STEP, Objective, objective_of
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from envs.pipeline.pipeline import Pipeline
     from graphs.capture.captured_step import CapturedStep
     from graphs.capture.loss import Loss
 
@@ -42,25 +41,11 @@ PLANS: Mapping[str, Callable[..., Plan]] = {STEP: Plan, PIPELINE: PipelinePlan}
 
 
 @overload
-def place(
-    model: nn.Module | OpGraph,
-    inputs: Any = None,
-    loss: Loss | None = None,
-    *,
-    pipeline: None = None,
-    **settings: Any,
-) -> Plan: ...
+def place(*model: Any, pipeline: None = None, **settings: Any) -> Plan: ...
 
 
 @overload
-def place(
-    model: nn.Module | OpGraph,
-    inputs: Any = None,
-    loss: Loss | None = None,
-    *,
-    pipeline: Pipeline | str,
-    **settings: Any,
-) -> PipelinePlan: ...
+def place(*model: Any, pipeline: Pipeline | str, **settings: Any) -> PipelinePlan: ...
 
 
 @each_line_once()  # type: ignore[misc]  # both plans take all settings
@@ -151,7 +136,7 @@ def place(
     if isinstance(model, OpGraph) and (master_weights or gradient_dtype):
         raise InputError("master_weights and gradient_dtype: a graph keeps what it was captured with")
     request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
-    kind, limits = kind_of(request.wanted), request.limits
+    kind = request.kind
     placer = placer or DEFAULT_PLACER[kind]
     if placer == DATA_PARALLEL:
         raise PlacerError(f"'{placer}' is no placement; use another placer and read plan.data_parallel")
@@ -168,46 +153,38 @@ def place(
         return captured, request.prepared(graph, [chosen])
 
     def find(objective: Objective, share: Budget) -> PlacementResult:
-        needs_policy = PLACERS[placer].is_learned
+        needs_policy = PLACERS_OF[kind][placer].is_learned
         opened = open_policy(str(policy)) if needs_policy else None
         if opened and (line := opened.card.about_orders([order])):
             print_notice(line)
-        own = make_placer(placer, opened, order)
+        own = make_placer(placer, opened, order, kind)
         return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
 
-    pipelines = request.to_try(inputs, chosen.n_devices)
-    tried = try_each(pipelines, lambda count: captured_and_graph(count)[1], chosen, find, limits)
-    made, found = tried[0]
-    objective = found.objective
-    if isinstance(objective, PipelineObjective) and split is not None:
-        objective = replace(objective, whole=_whole(objective, lambda: captured_and_graph(1)[1]))
+    def graph_of(count: int) -> OpGraph:
+        return captured_and_graph(count)[1]
+
+    count, told = 1, dict[str, Any]()
+    if kind == STEP:
+        objective = objective_of(graph_of(1), chosen)
+        objective.check_feasible()
+        tried = [find(objective, request.limits)]
+    else:
+        choice = resolve_name(CHOICE)
+        tried = choice.try_each(request, inputs, graph_of, chosen, find)
+        objective, count, told = choice.compared(request, tried, graph_of)
+    best = tried[0]
     return PLANS[kind](
         objective=objective,
         placer=placer,
-        placement=found.placement,
-        step_time=found.step_time,
+        placement=best.placement,
+        step_time=best.step_time,
         lower_bound_s=bound_s(objective),
-        evaluations=sum(each.result.evaluations for each in tried),
-        wall_s=sum(each.result.wall_s for each in tried),
-        captured=captured_and_graph(made.microbatches if made else 1)[0],
+        evaluations=sum(result.evaluations for result in tried),
+        wall_s=sum(result.wall_s for result in tried),
+        captured=captured_and_graph(count)[0],
         batch_dim=batch_dim,
-        tried=tuple(map(str, tried)) if made else (),
-        best_steps={
-            each.pipeline.replicas: each.result.step_time
-            for each in reversed(tried)
-            if each.pipeline and isinstance(each.result.step_time, PipelineTime)
-        },
+        **told,
     )
-
-
-def _whole(objective: PipelineObjective, make_graph: Callable[[], OpGraph]) -> Problem | str:
-    """Returns the step of the whole batch, or why there is none."""
-    try:
-        problem = objective.problem.with_graph(make_graph())
-        replace(objective, problem=problem).check_feasible()
-    except ValueError as error:  # it may not fit, or run with microbatches alone
-        return str(error)
-    return problem
 
 
 def _check_model(model: Any, inputs: Any, split: int | str | None) -> None:

@@ -1,4 +1,4 @@
-"""The answers of `place`: a placement of one batch's step, or of a pipeline's stages."""
+"""The answer of `place`: a placement of one batch's step, or of a pipeline's stages."""
 
 from __future__ import annotations
 
@@ -8,30 +8,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.placing.exports.export import export_text, placed_modules
 from agent.placing.handover.device_map import DeviceMap, project
-from agent.placing.handover.explain import Explanation, advice_line, explain, host_lines
-from agent.placing.handover.files import OpRow, explanation_lines, op_rows, write_handover
-from agent.placing.handover.pipeline import StageRow, pipeline_lines, stage_rows, write_pipeline_handover
-from agent.placing.handover.trace import pipeline_trace, step_trace, write_trace
+from agent.placing.handover.explain import Explanation
+from agent.placing.handover.files import View, view_of
+from agent.placing.handover.trace import write_trace
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import calibration_note
 from envs.figures import save_figure, step_figure, svg_of
 from envs.graph_figure import graph_figure
-from envs.objective import DataParallelPipeline, Objective, PipelineBaselines, PipelineObjective
-from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.simulate import PipelineTime
-from envs.pipeline.stages import Stages, stages_of
+from envs.objective import Objective
 from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
-from envs.simulator.fastest_single import FastestSingle, fastest_single
-from envs.simulator.simulate import StepTime
+from envs.simulator.fastest_single import FastestSingle
+from envs.simulator.simulate import SimulatedStep
 from graphs.op_graph import OpGraph
 from graphs.system.errors import shortened
 from graphs.system.numbers import in_ms
@@ -40,6 +36,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from envs.pipeline.objective import PipelineBaselines, PipelineObjective
+    from envs.pipeline.pipeline import Pipeline
+    from envs.pipeline.simulate import PipelineTime
+    from envs.pipeline.stages import Stages
     from envs.runtime.runner import Devices, StepRunner
     from envs.runtime.torch_stages import TorchStages
     from graphs.capture.captured_step import CapturedStep
@@ -49,7 +49,7 @@ TORCHRUN = "torchrun"
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plan:
-    """A placement of one batch's step, with its simulated step and its baselines.
+    """A placement of one batch's step or of a pipeline, with its simulated step and its baselines.
 
     Attributes:
         objective: the step that the placement makes short.
@@ -68,14 +68,14 @@ class Plan:
     objective: Objective
     placer: str
     placement: Placement
-    step_time: StepTime
+    step_time: SimulatedStep
     lower_bound_s: float
     evaluations: int
     wall_s: float
     captured: CapturedStep | None = None
     batch_dim: int = 0
     tried: tuple[str, ...] = ()
-    best_steps: Mapping[int | str, PipelineTime] = field(default_factory=dict)
+    best_steps: Mapping[int | str, SimulatedStep] = field(default_factory=dict)
 
     @property
     def graph(self) -> OpGraph:
@@ -121,7 +121,7 @@ class Plan:
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         self.save(target / f"{self.placer}.json")
-        self._hand_over(target)
+        self._view.hand_over(target, self.placer)
 
     def compile(
         self,
@@ -155,7 +155,9 @@ class Plan:
         Raises:
             ExecutionError: a graph without module was placed, this machine lacks a device, the module is
                 another one, or the step cannot be run.
+            PipelineError: a pipeline was placed.
         """
+        self._view.check_compiles()
         from envs.runtime.backends import processes, torchrun
         from envs.runtime.device_program import ExecutionError
         from envs.runtime.runner import StepRunner
@@ -182,14 +184,19 @@ class Plan:
             raise
 
     @cached_property
-    def single(self) -> FastestSingle:
-        """The fastest single device that has the memory; where none has, the fastest."""
-        return fastest_single(self._problem)
+    def _view(self) -> View:
+        return view_of(self.objective, self.placement, self.step_time, self.best_steps, self.tried)
+
+    @property
+    def single(self) -> FastestSingle | PipelineTime:
+        """The fastest single device that has the memory, or its step; where none has, of the fastest."""
+        single: FastestSingle | PipelineTime = self.objective.single
+        return single
 
     @property
     def single_s(self) -> float:
         """Step time of the fastest single device, seconds."""
-        return self.single.step_s
+        return self.objective.single_step[0]
 
     @property
     def ratio_to_single(self) -> float | None:
@@ -198,20 +205,21 @@ class Plan:
 
     @property
     def data_parallel(self) -> DataParallelStep:
-        """Simulates data parallelism, which is no placement, on the same devices."""
-        return self.explanation.data_parallel
+        """Data parallelism on the same devices, which is no placement; of pipelines, it adds gradients up."""
+        return self._view.data_parallel
 
-    @cached_property
+    @property
     def explanation(self) -> Explanation:
         """The bounds of the step, and the time that removing each would save, in numbers."""
-        return explain(self._problem, self.placement.device_of, self.step_time)
+        return self._view.explanation
 
     def explain(self) -> str:
         """Says what bounds the step, what removing it would give, and whether one device does as well.
 
-        By module, block or layer it also says what a short search by op finds, and which modules to split.
+        By module, block or layer it also says what a short search by op finds, and which modules to split. Of
+        a pipeline, it says what each stage takes (forward, backward, memory), and what `auto` tried.
         """
-        return "\n".join(explanation_lines(self._problem, self.placement.device_of, self.step_time))
+        return "\n".join(self._view.explain())
 
     def device_map(self) -> DeviceMap:
         """Makes the nearest device map that accelerate can run, with the loss of step time.
@@ -221,13 +229,16 @@ class Plan:
         """
         return project(self._problem, self.placement.device_of)
 
-    def table(self) -> list[OpRow]:
-        """Lists each op with its module, source line, shape and device, in program order."""
-        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
+    def table(self) -> list[Any]:
+        """Lists each op with its module, source line, shape and device, in program order, as `OpRow`.
+
+        Of a pipeline, lists each stage with its device, ops, modules, seconds and bytes, as `StageRow`.
+        """
+        return self._view.table()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_trace(path, step_trace(self._problem, self.placement.device_of, self.step_time))
+        write_trace(path, self._view.trace())
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the simulated step: what each device runs and sends when, and the memory that it holds.
@@ -253,23 +264,9 @@ class Plan:
         """Shows notebooks what `print` says, and the timeline."""
         return f"<pre>{escape(str(self))}</pre>\n{svg_of(self.plot())}"
 
-    def _hand_over(self, folder: Path) -> None:
-        write_handover(folder, self.placer, self._problem, self.placement.device_of, self.step_time)
-
     def __str__(self) -> str:
-        ratio, found = self.ratio_to_single, self.explanation
-        given = "" if self.single.fits else ", had it the memory"
-        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
-        return (
-            "\n".join(host_lines(found.host))
-            + "\n" * bool(found.host)
-            + (
-                f"{self._title}\n"
-                f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
-                f"{self._ops_line()}\n"
-                f"data parallel: {self.data_parallel}\n{advice_line(found)}"
-            )
-        )
+        bound = f"at least {in_ms(self.lower_bound_s)} is needed"
+        return "\n".join(self._view.summary(self._where, bound, self._ops_line()))
 
     @property
     def _title(self) -> str:
@@ -300,7 +297,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class PipelinePlan(Plan):
-    """A placement of a pipeline's stages, with its simulated step and its baselines.
+    """A plan of a pipeline, which also has its stages.
 
     Attributes:
         step_time: one pipelined step, simulated: seconds, microbatches a second, bubble share, peak bytes,
@@ -308,7 +305,7 @@ class PipelinePlan(Plan):
     """
 
     objective: PipelineObjective
-    step_time: PipelineTime  # type: ignore[assignment]
+    step_time: PipelineTime
 
     @property
     def pipeline(self) -> Pipeline:
@@ -318,50 +315,12 @@ class PipelinePlan(Plan):
     @cached_property
     def stages(self) -> Stages:
         """The placement cut into stages."""
-        return stages_of(self._problem, self.placement)
+        return self.objective.cut(self.placement)
 
     @property
     def baselines(self) -> PipelineBaselines:
         """One device and data parallelism, with as many microbatches."""
         return self.objective.baselines
-
-    @property
-    def single(self) -> PipelineTime:  # type: ignore[override]
-        """The step on the fastest device that has the memory; where none has, on the fastest."""
-        return self.baselines.single
-
-    @property
-    def data_parallel(self) -> DataParallelPipeline:  # type: ignore[override]
-        """Data parallelism with accumulated gradients on the same devices."""
-        return self.baselines.data_parallel
-
-    @cached_property
-    def _lines(self) -> Sequence[str]:
-        return pipeline_lines(self.objective, self.stages, self.step_time, self.best_steps)
-
-    def explain(self) -> str:
-        """Says what to use, what each stage takes (forward, backward, memory), and what `auto` tried."""
-        tried = [f"chosen from: {'; '.join(self.tried)}"] if len(self.tried) > 1 else []
-        return "\n".join([*self._lines, *tried])
-
-    def table(self) -> list[StageRow]:  # type: ignore[override]
-        """Lists each stage with its device, first and last op, modules, seconds and bytes."""
-        return list(stage_rows(self.objective.pipelined, self.stages, self.step_time))
-
-    def trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_trace(path, pipeline_trace(self.objective.pipelined, self.step_time))
-
-    def compile(self, module: nn.Module, **settings: Any) -> NoReturn:
-        """Refuses a pipeline, whose stages run in a script under torchrun.
-
-        Raises:
-            PipelineError: always.
-        """
-        raise PipelineError(
-            "compile runs no pipeline; run plan.pipeline_stages(module) under torchrun, as pipeline.py in "
-            "docs/how-to/pipelines.md does"
-        )
 
     def pipeline_stages(self, module: nn.Module, *, device: str = "cpu") -> TorchStages:
         """Makes the stages of this rank for `torch.distributed.pipelining`, cut where modules begin.
@@ -380,17 +339,5 @@ class PipelinePlan(Plan):
         """
         from envs.runtime.torch_stages import TorchStages
 
-        if self.captured is None:
-            raise PipelineError("only a graph was placed; place the module to run its stages")
         placed = self.objective.pipelined, self.stages
         return TorchStages(*placed, self.captured, module, device=device, batch_dim=self.batch_dim)
-
-    def _hand_over(self, folder: Path) -> None:
-        write_pipeline_handover(folder, self.placer, self.objective, self.stages, self.step_time)
-
-    def __str__(self) -> str:
-        n_others = len(self.best_steps.keys() - {self.pipeline.replicas})
-        advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps()) + n_others]
-        bound = f"at least {in_ms(self.lower_bound_s)} is needed"
-        lines = [advice, f"{self._where}: {shape}", *paces, bound, self._ops_line()]
-        return "\n".join(filter(None, lines))

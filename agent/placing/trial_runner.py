@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
-from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, PlacerError
+from agent.placers.base import PLACERS, PLACERS_OF, Budget, PlacementResult, Placer, PlacerError
 from agent.placing.handover.explain import explain
 from agent.policy.serialization import StoredPolicy, read_policy
 from envs.cluster.cluster import Cluster
@@ -32,13 +32,16 @@ LOOPS = ("policy-sample", "rollout", "annealing", "heft", "refine", "")
 bound and of explanations have no placer."""
 
 
-def make_placer(name: str, policy: StoredPolicy | None, order: str) -> Placer:
+def make_placer(name: str, policy: StoredPolicy | None, order: str, kind: str = STEP) -> Placer:
     """Look a placer up, or make a learned one of a policy and the order in which it visits ops.
+
+    Args:
+        kind: of the objective.
 
     Raises:
         PlacerError: an unknown name, or a learned placer without a policy.
     """
-    found = PLACERS[name]
+    found = PLACERS_OF[kind][name]
     if not found.is_learned:
         return found
     if policy is None:

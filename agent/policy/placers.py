@@ -20,7 +20,7 @@ from agent.placers.search.rollout import PARTICLES
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy.decoding import ActingPolicy, Samples, decode
 from agent.policy.starts import start_of
-from envs.objective import OVER_BYTES, STEP
+from envs.objective import OVER_BYTES
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 
@@ -58,7 +58,7 @@ def learned(
         def guided(policy: ActingPolicy, order: str) -> Strategy:
             return no_worse_than_single(partial(strategy, policy=policy, order=order))
 
-        entry = Placer(name, {STEP: without_policy}, uses_rng, True, "", guided, is_hybrid)
+        entry = Placer(name, without_policy, uses_rng, True, "", guided, is_hybrid)
         PLACERS.register(name, entry, strategy.__module__)
         return strategy
 

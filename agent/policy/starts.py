@@ -11,7 +11,6 @@ import numpy as np
 
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
-from envs.objective import STEP
 from envs.placement.generator import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -50,7 +49,7 @@ def start_of(placer: str) -> Start:
         if problem not in placements:
             search, rng = SearchState(problem, Budget(1_000)), np.random.default_rng(0)
             for name in names:
-                PLACERS[name].strategies[STEP](search, rng)
+                PLACERS[name].strategy(search, rng)
             assert search.best is not None
             placements[problem] = search.best
         return placements[problem]

@@ -1,11 +1,11 @@
 """Kernels that lay out the ops of a pipeline by device and list.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `runs` a `SecondRuns`.
-
 A device has a list of ops for each kind of action of each of its stages, in the order in which it runs them
 in each microbatch, one for its updates, and one for its parameters and inputs, which do not run.
 
-In the kernels here `placed` is a `PlacedStages` and `agenda` an `Agenda`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
+`PlacedStages` and `agenda` an `Agenda`. `op` is an index, int, and `stage_of` the stage of each op, int64
+(n_first_ops,).
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ def make_layout(p, q, runs, placed, agenda, list_of):
 
     Args:
         list_of: -1, int32 (n_ops,); written: list of each op that takes part.
-
-    Returns:
-        `OpLists`.
     """
     stage_of, updates = placed.stage_of, N_KINDS * len(placed.device)
     sources = updates + len(p.memory)
@@ -63,13 +60,8 @@ def is_waited_for(p, q, stage_of, list_of, backward, op):
     """Says whether another stage reads what a backward op makes, or what follows from it in its own stage.
 
     Args:
-        stage_of: stage of each op, int64 (n_first_ops,).
         list_of: list of each later op of the stage, int32 (n_ops,).
         backward: list of those ops of the stage that are waited for, int.
-        op: index, int.
-
-    Returns:
-        bool.
     """
     for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
         for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
@@ -84,12 +76,7 @@ def is_needed(p, q, runs, stage_of, list_of, op):
     """Says whether a backward op or a second run of its stage reads what a forward op makes.
 
     Args:
-        stage_of: stage of each op, int64 (n_first_ops,).
         list_of: list of each later op of the stage, -1 for second runs that take no part, int32 (n_ops,).
-        op: index of a forward op, int.
-
-    Returns:
-        bool.
     """
     for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
         for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:

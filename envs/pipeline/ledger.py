@@ -6,7 +6,9 @@ copies come, and tensors leave that others have read.
 A gradient whose update is on another device is summed where it is made: the first one holds the sum until
 that is sent, and each other one is held until it is added.
 
-In all kernels here `s` is the `Ledger` of a device. A place is that of an op in its `OpLists`, -1 = none.
+In all kernels here `s` is the `Ledger` of a device, which they write. `tensor` is an index, `place` that of
+an op in its `OpLists`, -1 = none, and `column` a row of `Ledger.freed`, all int; `sent_s` is the end of the
+last copy of each tensor, seconds, (n_rows, n_microbatches).
 """
 
 from __future__ import annotations
@@ -75,12 +77,7 @@ class Ledger(NamedTuple):
 
 @kernel
 def note_ops(s, sent_s):
-    """Notes what the ops of the device begin and end to hold.
-
-    Args:
-        s: `Ledger`; written.
-        sent_s: end of the last copy of a tensor, seconds, (n_rows, n_microbatches).
-    """
+    """Notes what the ops of the device begin and end to hold."""
     begin, after = s.agenda.first[s.device], s.agenda.first[s.device + 1]
     s.reader[:] = -1
     for each in range(begin, after - 1):
@@ -107,14 +104,7 @@ def is_held(s, tensor):
 
 @kernel
 def note_own(s, sent_s, place, tensor):
-    """Notes from which to which op the device holds what it makes.
-
-    Args:
-        s: `Ledger`; written.
-        sent_s: end of the last copy of a tensor, seconds, (n_rows, n_microbatches).
-        place: of the op that makes the tensor, int.
-        tensor: index, int.
-    """
+    """Notes from which to which op the device holds what it makes."""
     op, size = s.layout.op[place], s.p.size[tensor]
     last, update = s.reader[LAST, tensor], s.reader[UPDATE, tensor]
     if s.q.phase[op] == OPTIMIZER_PHASE:
@@ -139,13 +129,7 @@ def note_own(s, sent_s, place, tensor):
 
 @kernel
 def note_sent(s, sent_s, tensor):
-    """Notes when a tensor has been sent.
-
-    Args:
-        s: `Ledger`; written.
-        sent_s: end of the last copy of a tensor, seconds, (n_rows, n_microbatches).
-        tensor: index, int.
-    """
+    """Notes when a tensor has been sent."""
     row, sum_row = s.programs.row_of[2 * tensor], s.programs.row_of[2 * tensor + 1]
     is_parameter = s.q.is_parameter[s.p.producer[tensor]]
     s.event_of[tensor] = s.n[0]
@@ -169,7 +153,6 @@ def add_event(s, time_s, change):
     """Adds an instant at which the bytes that the device holds change between ops.
 
     Args:
-        s: `Ledger`; written.
         time_s: seconds.
         change: bytes.
     """
@@ -197,8 +180,6 @@ def note_freed(s, tensor, last, update):
     """Notes at which op the device ends to hold a tensor.
 
     Args:
-        s: `Ledger`; written.
-        tensor: index, int.
         last, update: places of its last reader but updates, and of the last update that reads it, int.
     """
     for column in range(4 if last >= 0 else 0):
@@ -213,10 +194,7 @@ def is_freed(s, tensor, update, column):
     """Says whether a tensor need not be held after its last reader but updates.
 
     Args:
-        s: `Ledger`.
-        tensor: index, int.
         update: place of the last update that reads it, int.
-        column: row of `Ledger.freed`, int.
     """
     if s.q.is_parameter[s.p.producer[tensor]]:
         return update < 0 and column & IS_LAST > 0

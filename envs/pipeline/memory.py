@@ -3,10 +3,12 @@
 Each device goes through its actions by time, and through the ops of those that may hold more than was found
 so far. At one instant, holdings end before others begin.
 
-In all kernels here `s` is the `Ledger` of a device, which `envs.pipeline.ledger` describes.
-
-In the kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
-`PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists`, `programs` a `Steps` and `s` a `Ledger`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
+`PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists`, `programs` a `Steps`, and `s` the `Ledger` of a
+device, whose `state` and `curve` they write. `order` lists its events by time, int64 (n_events,). `op` is an
+index, `place` that of an op in `OpLists`, `each` a list, `entry` one of the agenda, `step` one of a program,
+`microbatch` a column of the tables and `column` a row of `Ledger.freed`, all int. `free` and `host` say when
+the device and its host thread are free, seconds.
 """
 
 from __future__ import annotations
@@ -55,11 +57,34 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, times_
     events = np.empty((2, (programs.n[ROWS] + programs.n[SLOTS]) * (end + 1)))
     for device in range(len(peak)):
         s = Ledger(
-            p, q, runs, placed.device_of, placed.stage_of, agenda, layout, programs, tables, device, end,
-            of_tensors[:2], of_places[0], of_places[1:5], sent, of_tensors[2:4].ravel(), of_tensors[4],
-            events[0], events[1], np.zeros(2, np.int64), np.zeros(3), of_places[5], of_lists[0], of_lists[1],
-            curve[device], total_s, times_s,
-        )  # fmt: skip
+            p=p,
+            q=q,
+            runs=runs,
+            device_of=placed.device_of,
+            stage_of=placed.stage_of,
+            agenda=agenda,
+            layout=layout,
+            programs=programs,
+            tables=tables,
+            device=device,
+            end=end,
+            reader=of_tensors[:2],
+            taken=of_places[0],
+            freed=of_places[1:5],
+            sent=sent,
+            next=of_tensors[2:4].ravel(),
+            event_of=of_tensors[4],
+            time_s=events[0],
+            change=events[1],
+            n=np.zeros(2, np.int64),
+            state=np.zeros(3),
+            kept=of_places[5],
+            rise=of_lists[0],
+            change_of=of_lists[1],
+            curve=curve[device],
+            total_s=total_s,
+            times_s=times_s,
+        )
         s.state[MOST] = peak[device]
         note_ops(s, sent_s)
         note_copies(s)
@@ -70,12 +95,7 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, times_
 
 @kernel
 def run_device(s, order):
-    """Goes through the actions of the device by time.
-
-    Args:
-        s: `Ledger` with all notes; `state` is written.
-        order: events by time, int64 (n_events,).
-    """
+    """Goes through the actions of the device by time."""
     agenda, state = s.agenda, s.state
     after = agenda.ptr[s.device + 1]
     for entry in range(agenda.ptr[s.device], after):
@@ -103,16 +123,7 @@ def run_device(s, order):
 
 @kernel
 def run_ops(s, order, entry, each, microbatch, column):
-    """Goes through the ops of an action by time.
-
-    Args:
-        s: `Ledger` with all notes; `state` is written.
-        order: events by time, int64 (n_events,).
-        entry: of the agenda, int.
-        each: list, int.
-        microbatch: column of the tables, int.
-        column: row of `Ledger.freed`, int.
-    """
+    """Goes through the ops of an action by time."""
     p, layout, programs, state = s.p, s.layout, s.programs, s.state
     free, host = s.tables.free_s[entry], s.tables.host_s[entry]
     step, last_step = programs.step_ptr[each], programs.step_ptr[each + 1]
@@ -143,8 +154,6 @@ def advance(s, order, until_s):
     """Goes on to a time, through the events before it.
 
     Args:
-        s: `Ledger`; `state` is written.
-        order: events by time, int64 (n_events,).
         until_s: that time, seconds.
     """
     state = s.state
@@ -163,7 +172,6 @@ def hold_until(s, until_s):
     """Holds what is held now until a later time.
 
     Args:
-        s: `Ledger`; `state` and `curve` are written.
         until_s: that time, seconds.
     """
     state = s.state
@@ -176,13 +184,6 @@ def hold_until(s, until_s):
 @kernel
 def receive(s, entry, step, microbatch, free, host):
     """Takes a step of a program, which may wait for a copy.
-
-    Args:
-        s: `Ledger`; `Tables.issuer` is written.
-        entry: of the agenda, int.
-        step: index, int.
-        microbatch: column of the tables, int.
-        free, host: when the device and its host thread are free, seconds.
 
     Returns:
         The new `free` and `host`.
@@ -204,10 +205,6 @@ def keep_sent(s, place, microbatch, column, finish_s):
     """Holds tensors that an op frees, but that are not sent then, until they are.
 
     Args:
-        s: `Ledger`; `state` and `change` are written.
-        place: of the op, int.
-        microbatch: column of the tables, int.
-        column: row of `Ledger.freed`, int.
         finish_s: end of the op, seconds.
     """
     node = s.sent[place]
@@ -224,11 +221,6 @@ def keep_sent(s, place, microbatch, column, finish_s):
 @kernel
 def add_gradients(s, entry, op, free, host):
     """Adds the gradients that an op makes to their sums.
-
-    Args:
-        entry: of the agenda, int.
-        op: index, int.
-        free, host: when the device and its host thread are free, seconds.
 
     Returns:
         The new `free` and `host`.
@@ -248,8 +240,6 @@ def issued_s(s, entry, microbatch, wire):
     """Finds how long the host thread of the device issues the copies of a wire that it queues.
 
     Args:
-        entry: of the agenda, int.
-        microbatch: column of the tables, int.
         wire: as of `Steps`, int.
 
     Returns:

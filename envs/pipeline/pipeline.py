@@ -73,6 +73,11 @@ class Pipeline:
         return self.schedule.partition(":")[0]
 
     @property
+    def noun(self) -> str:
+        """Names it in sentences."""
+        return "pipeline" if self.replicas == 1 else f"{self.replicas} replicas of the pipeline"
+
+    @property
     def stages_per_device(self) -> int:
         """Stages on each device."""
         count = self.schedule.partition(":")[2]

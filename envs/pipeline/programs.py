@@ -5,11 +5,11 @@ times of a program are therefore sums that hold for every microbatch; what diffe
 The first microbatch has sums of its own, as it adds no gradients. An action does not wait for what the
 forward actions of its device and microbatch have received.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `layout` a
-`OpLists`, and `out` the `Steps` that are made.
-
-In the kernels here `placed` is a `PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists` and `out` a
-`Steps`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
+`PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists`, `sums` a `Sums`, `is_summed` a column of it, and
+`out` the `Steps` that are made, which kernels write. `op`, `reader`, `tensor` and `device` are indices,
+`place` is that of an op in `OpLists`, `n` and `step` are steps of a program and `begin` its first one, all
+int; `device_of` and `stage_of` are of each op, int64 (n_first_ops,); `column` is `FIRST` or `LATER`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ NOBODY = -1
 
 @kernel(allocates=True)
 def make_programs(p, q, runs, placed, agenda, layout, sums):
-    """Makes the programs of all lists.
-
-    Args:
-        sums: `Sums`.
-
-    Returns:
-        `Steps`.
-    """
+    """Makes the programs of all lists."""
     n_tensors, n_devices, n_reads = len(p.producer), len(p.memory), 2 * len(p.input_item)
     n_steps = n_reads + len(q.phase) + (6 if len(sums.is_summed) else 3) * n_tensors
     seconds, wires = np.empty((3, n_steps, 2)), np.full((3, 2 * n_tensors), -1, np.int32)
@@ -105,12 +98,7 @@ def make_programs(p, q, runs, placed, agenda, layout, sums):
 
 @kernel
 def number_rows(p, q, device_of, out):
-    """Numbers the tensors that other devices read; the sum of a gradient has a row of its own.
-
-    Args:
-        device_of: device of each op, int64 (n_first_ops,).
-        out: `Steps`; written.
-    """
+    """Numbers the tensors that other devices read; the sum of a gradient has a row of its own."""
     for tensor in range(len(p.consumer_ptr) - 1):
         device = device_of[p.producer[tensor]]
         for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
@@ -122,33 +110,20 @@ def number_rows(p, q, device_of, out):
 
 @kernel
 def wire_of(q, tensor, reader):
-    """Returns the wire on which an op reads a tensor.
-
-    Args:
-        tensor, reader: indices, int.
-    """
+    """Returns the wire on which an op reads a tensor."""
     return 2 * tensor + (q.is_gradient[tensor] > 0 and q.phase[reader] == OPTIMIZER_PHASE)
 
 
 @kernel
 def reads(p, runs, op):
-    """Returns the range of `ProblemArrays.input_item` that says what an op, or its first run, reads.
-
-    Args:
-        op: index, int.
-    """
+    """Returns the range of `ProblemArrays.input_item` that says what an op, or its first run, reads."""
     first = op if op < len(p.input_ptr) - 1 else runs.first[op]
     return range(p.input_ptr[first], p.input_ptr[first + 1])
 
 
 @kernel
 def tensor_read(p, q, runs, stage_of, layout, op, tensor):
-    """Returns a tensor that an op reads, or its second tensor where the op reads that in its place.
-
-    Args:
-        stage_of: stage of each op, int64 (n_first_ops,).
-        op, tensor: indices, int.
-    """
+    """Returns a tensor that an op reads, or its second tensor where the op reads that in its place."""
     maker = p.producer[tensor]
     if len(runs.op) == 0 or runs.op[maker] < 0 or layout.list_of[runs.op[maker]] < 0:
         return tensor
@@ -161,11 +136,8 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
-        out: `Steps`; written.
-        device: index, int.
         each: list of the op, int.
         known: from the first list of the device up to this one, what was received is known in `each`, int.
-        place: of the op, int.
     """
     op = layout.op[place]
     first = out.slot_ptr[device]
@@ -194,13 +166,7 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
 
 @kernel
 def wait_for_sums(p, placed, out, is_summed, op, device, place):
-    """Waits for the sums over replicas that an update reads of its own device.
-
-    Args:
-        out: `Steps`; written.
-        is_summed: as of `Sums`.
-        op, device, place: index of the update, its device and its place, int.
-    """
+    """Waits for the sums over replicas that an update reads of its own device."""
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
         tensor, n = p.input_item[k], out.n[STEPS]
         if is_summed[tensor] and placed.device_of[p.producer[tensor]] == device:
@@ -210,13 +176,7 @@ def wait_for_sums(p, placed, out, is_summed, op, device, place):
 
 @kernel
 def add_op(p, out, begin, op, device):
-    """Runs an op, in the step before where that runs ops too.
-
-    Args:
-        out: `Steps`; written.
-        begin: first step of the program, int.
-        op, device: indices, int.
-    """
+    """Runs an op, in the step before where that runs ops too."""
     step, seconds = last_run(out, begin), p.op_seconds[op, device]
     for column in (FIRST, LATER):
         if seconds > 0.0:
@@ -226,13 +186,7 @@ def add_op(p, out, begin, op, device):
 
 @kernel
 def send_outputs(p, q, out, begin, op, device):
-    """Notes when the tensors that an op makes are ready, and adds gradients to their sums.
-
-    Args:
-        out: `Steps`; written.
-        begin: first step of the program, int.
-        op, device: indices, int.
-    """
+    """Notes when the tensors that an op makes are ready, and adds gradients to their sums."""
     made = p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
     for tensor in made:
         send(out, begin, out.row_of[2 * tensor])
@@ -250,12 +204,6 @@ def send_and_note(p, q, out, is_summed, begin, op, device):
     """Does what `send_outputs` does, and notes when gradients that replicas sum are done.
 
     One kernel for both would be too large to be inlined.
-
-    Args:
-        out: `Steps`; written.
-        is_summed: as of `Sums`.
-        begin: first step of the program, int.
-        op, device: indices, int.
     """
     made = p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
     for tensor in made:
@@ -273,14 +221,7 @@ def send_and_note(p, q, out, is_summed, begin, op, device):
 
 @kernel
 def queue_sums(p, device_of, out, is_summed, device):
-    """Sends the gradients that replicas sum; before all updates, as the sums come after the actions.
-
-    Args:
-        device_of: device of each op, int64 (n_first_ops,).
-        out: `Steps`; written.
-        is_summed: as of `Sums`.
-        device: index, int.
-    """
+    """Sends the gradients that replicas sum; before all updates, as the sums come after the actions."""
     for tensor in range(len(is_summed)):
         if is_summed[tensor] and device_of[p.producer[tensor]] == device:
             send(out, out.n[STEPS], out.row_of[2 * tensor + 1])
@@ -288,12 +229,7 @@ def queue_sums(p, device_of, out, is_summed, device):
 
 @kernel
 def last_run(out, begin):
-    """Returns the last step of a program, which runs ops; it is added where the last one does not.
-
-    Args:
-        out: `Steps`; written.
-        begin: first step of the program, int.
-    """
+    """Returns the last step of a program, which runs ops; it is added where the last one does not."""
     n = out.n[STEPS]
     if n > begin and out.code[n - 1] == RUN:
         return n - 1
@@ -312,9 +248,6 @@ def add_seconds(p, out, step, column, seconds):
     """Adds an op that takes time to a step.
 
     Args:
-        out: `Steps`; written.
-        step: index, int.
-        column: `FIRST` or `LATER`.
         seconds: of the op.
     """
     out.seconds[step, column] += seconds + p.gaps[OP_GAP_S]
@@ -326,10 +259,6 @@ def add_seconds(p, out, step, column, seconds):
 @kernel
 def last_rest_s(out, begin, n, column):
     """Finds how long the device rests after the ops before a step, which end that much before it is free.
-
-    Args:
-        begin, n: first step of the program, and the step, int.
-        column: `FIRST` or `LATER`.
 
     Returns:
         Seconds; 0 after a wait.
@@ -345,8 +274,6 @@ def send(out, begin, row):
     """Notes in a program that a tensor is ready.
 
     Args:
-        out: `Steps`; written.
-        begin: first step of the program, int.
         row: of the tensor, int; `NOBODY` = no other device reads it.
     """
     if row == NOBODY:

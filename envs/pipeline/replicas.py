@@ -255,7 +255,6 @@ class ReplicatedProblem(PipelinedProblem):
         return self.replicas(groups, replace(self.pipeline, schedule=ONE_F_ONE_B)), local
 
     def score(self, stages: Stages, *, until_s: float = np.inf) -> tuple[float, float]:
-        """Simulates the memory and the step time alone, as that of one pipeline does."""
         pipelined, stages = self.with_copies(stages)
         if pipelined is not self:
             return pipelined.score(stages, until_s=until_s)
@@ -291,7 +290,6 @@ class ReplicatedProblem(PipelinedProblem):
         return self._pipeline_time(total_s, busy_s, peak, merged)  # type: ignore[arg-type]  # six columns
 
     def memory(self, stages: Stages, n_parts: int) -> FloatArray:
-        """Simulates the most bytes that each device holds in parts of the step, (n_devices, n_parts)."""
         pipelined, stages = self.with_copies(stages)
         if pipelined is not self:
             return pipelined.memory(stages, n_parts)

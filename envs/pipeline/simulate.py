@@ -28,6 +28,7 @@ from envs.pipeline.step import STUCK, run_pipeline
 from envs.pipeline.tied import CopiedGraph, Tie, copies_of, split, ties_of
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
+from envs.simulator.simulate import SimulatedStep
 from graphs.system.array_types import FloatArray, IntArray
 
 MOST_AGENDAS = 64
@@ -49,26 +50,18 @@ class ActionTime(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True, eq=False)
-class PipelineTime:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PipelineTime(SimulatedStep):
     """One simulated pipelined step.
 
     Attributes:
-        total_s: end of the last op, seconds.
-        busy_s: seconds that each device computes, (n_devices,).
         bubble_share: share of the devices' time in the step in which they compute nothing.
         throughput_per_s: microbatches a second.
-        peak_bytes: greatest memory in use on each device, (n_devices,).
-        fits: whether no device needs more memory than it has.
         columns: those of `actions`, one array each.
     """
 
-    total_s: float
-    busy_s: FloatArray
     bubble_share: float
     throughput_per_s: float
-    peak_bytes: FloatArray
-    fits: bool
     columns: ActionColumns
 
     @cached_property

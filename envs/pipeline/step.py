@@ -4,8 +4,11 @@ Each device goes through its actions until it needs a tensor that is not made ye
 in the order of one device, that of the receiver or, on an egress bus, of the sender; so devices may be taken
 in any sequence.
 
-In the kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
-`PlacedStages` and `programs` a `Steps`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
+`PlacedStages` and `programs` a `Steps`. Kernels write the times of `agenda`, an `Agenda`, and of `sums`, a
+`Sums`; `clocks`, a `Clocks`; `tables`, a `Tables`; and `free`: when each link is free, seconds, by its clock.
+`n_microbatches` is a number, `device` an index, `entry` one of the agenda, `step` one of a program, `row`
+that of a tensor, and `at` the column of a microbatch in the tables, all int.
 """
 
 from __future__ import annotations
@@ -41,9 +44,6 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, sums, until_s, peak
     """Simulates a pipelined step.
 
     Args:
-        n_microbatches: int.
-        agenda: `Agenda`; the times are written.
-        sums: `Sums`; `times_s` is written.
         until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
         curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step;
@@ -68,11 +68,6 @@ def run_pipeline(p, q, runs, placed, n_microbatches, agenda, sums, until_s, peak
 @kernel(allocates=True)
 def run_programs(p, q, programs, n_microbatches, agenda, sums):
     """Runs the programs of all devices.
-
-    Args:
-        n_microbatches: int.
-        sums: `Sums`; `times_s` is written.
-        agenda: `Agenda`; the times are written.
 
     Returns:
         Step time in seconds, or `STUCK`, and `Tables`.
@@ -109,14 +104,6 @@ def run_programs(p, q, programs, n_microbatches, agenda, sums):
 def advance_device(p, agenda, programs, sums, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
-    Args:
-        sums: `Sums`; `times_s` is written.
-        agenda: `Agenda`; the times are written.
-        device: index, int.
-        clocks: `Clocks`; written.
-        free: when each link is free, seconds, by its clock; written.
-        tables: `Tables`; written.
-
     Returns:
         Whether it got any further, bool.
     """
@@ -150,13 +137,6 @@ def advance_device(p, agenda, programs, sums, device, clocks, free, tables):
 @kernel(inline=True)
 def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
     """Takes one step of a program.
-
-    Args:
-        sums: `Sums`; `times_s` is written.
-        agenda: `Agenda`; the start of the entry is written.
-        device, entry, step: indices, int.
-        at: column of the microbatch in the tables, int.
-        clocks, free, tables: as of `advance_device`; written.
 
     Returns:
         Whether the step could be taken, bool; if not, its tensor is not made yet.
@@ -213,11 +193,7 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
 
 @kernel
 def queue_sources(p, q, programs, clocks, free, tables):
-    """Sends what exists at time 0, microbatch by microbatch.
-
-    Args:
-        clocks, free, tables: as of `advance_device`; written.
-    """
+    """Sends what exists at time 0, microbatch by microbatch."""
     for at in range(tables.ready_s.shape[1]):
         for row in range(programs.n[ROWS]):
             maker = p.producer[programs.row_wire[row] // 2]
@@ -227,14 +203,7 @@ def queue_sources(p, q, programs, clocks, free, tables):
 
 @kernel(inline=True)
 def queue_copies(p, programs, row, at, entry, clocks, free, tables):
-    """Sends a tensor to all devices that read it, if the sender queues its copies.
-
-    Args:
-        row: of the tensor, int.
-        at: column of the microbatch in the tables, int.
-        entry: of the sender, int.
-        clocks, free, tables: as of `advance_device`; written.
-    """
+    """Sends a tensor to all devices that read it, if the sender queues its copies."""
     slot, end = programs.first_slot[row], UNSET
     while slot >= 0:
         if programs.at_end[slot] and at < tables.ready_s.shape[1] - 1:
@@ -258,7 +227,6 @@ def copy_end_s(p, programs, slot, start, source, target, issuer, clocks, free):
         start: when the tensor is ready, seconds.
         source, target: devices, int.
         issuer: device of the host thread, int.
-        clocks, free: as of `advance_device`; written.
 
     Returns:
         When the copy ends, seconds.

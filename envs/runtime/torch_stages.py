@@ -55,12 +55,14 @@ class TorchStages:
         self,
         pipelined: PipelinedProblem,
         stages: Stages,
-        captured: CapturedStep,
+        captured: CapturedStep | None,
         module: nn.Module,
         *,
         device: str = "cpu",
         batch_dim: int = 0,
     ) -> None:
+        if captured is None:
+            raise PipelineError("only a graph was placed; place the module to run its stages")
         self.module, self.captured, self.pipeline = unwrapped(module), captured, pipelined.pipeline
         self.mesh = _mesh(stages)
         self.shares = _shares(pipelined, stages)

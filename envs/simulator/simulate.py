@@ -28,25 +28,34 @@ CHUNKS_PER_THREAD = 4
 """Chunks that `simulate_many` cuts the placements into: a core that is busy elsewhere delays only one."""
 
 
-@dataclass(frozen=True, eq=False)
-class StepTime:
-    """One simulated training step.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SimulatedStep:
+    """A simulated training step, of one batch or pipelined.
 
     Attributes:
         total_s: finish of the last op, seconds.
-        start_s, finish_s: when each op runs, (n_ops,); 0 for parameters and inputs.
         busy_s: seconds each device computes, without what copies slow it, (n_devices,).
         peak_bytes: greatest memory in use on each device, (n_devices,).
         fits: whether the placement is feasible: no device needs more memory than it has.
     """
 
     total_s: float
-    start_s: FloatArray
-    finish_s: FloatArray
     busy_s: FloatArray
-    transfer_bytes: float
     peak_bytes: FloatArray
     fits: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepTime(SimulatedStep):
+    """One simulated training step.
+
+    Attributes:
+        start_s, finish_s: when each op runs, (n_ops,); 0 for parameters and inputs.
+    """
+
+    start_s: FloatArray
+    finish_s: FloatArray
+    transfer_bytes: float
 
 
 def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.placers.base import Budget, SearchState
-from agent.placers.pipeline.equal import balanced
-from agent.placers.pipeline.moves import shifted
-from envs.objective import PipelineObjective
+from agent.pipeline.moves import shifted
+from agent.pipeline.search import PipelineSearch
+from agent.placers.base import Budget
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
@@ -45,7 +45,7 @@ def test_64_microbatches(stopwatch: Stopwatch, record: Record, family: str) -> N
     graph = max(load_family(family), key=lambda each: each.n_ops)
     problem = Problem(graph, v100s(4, "program", "pair"))
     objective = PipelineObjective(problem, Pipeline("1f1b", 64))
-    stages = objective.stages(balanced(SearchState(objective, Budget(1)), range(4)))
+    stages = objective.stages(objective.balanced(range(4)))
     step = repeated(lambda: step_time_s(problem, stages.device_of))
     step()
     one_s = seconds_of(step, rounds=20, timer=time.process_time) / REPEATS
@@ -76,8 +76,8 @@ def test_plans_with_a_moved_cut(
     times = []
     for each in (problem, ample):
         objective = PipelineObjective(each, Pipeline("1f1b", microbatches))
-        search = SearchState(objective, Budget(10**9))
-        start = balanced(search, range(n_devices))
+        search = PipelineSearch(objective, Budget(10**9))
+        start = objective.balanced(range(n_devices))
         cuts = [
             shifted(search, start, int(rng.integers(1, n_devices)), int(rng.integers(1, 9)))
             for _ in range(20)

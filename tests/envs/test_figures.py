@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from envs.cluster.presets import get_cluster
 from envs.figures import Bars, joined, rows_of, step_figure, svg_of, timeline
 from envs.graph_figure import MOST_NODES, graph_figure, heights_of, nodes_of, places_of
-from envs.objective import Objective, PipelineObjective
+from envs.objective import Objective
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.placements.placement import Placement
 from envs.problem import Problem

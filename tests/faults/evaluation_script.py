@@ -55,7 +55,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 if __name__ in ("__main__", "__mp_main__"):
     for name, fault in FAULTS.items():
-        PLACERS.register(name, Placer(name, {"step": lambda search, rng, fault=fault: fault()}))
+        PLACERS.register(name, Placer(name, lambda search, rng, fault=fault: fault()))
 
 
 def main() -> int:

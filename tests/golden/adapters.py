@@ -20,12 +20,13 @@ from agent.lab import __main__ as command
 from agent.lab.questions import EXPERIMENTS, RESULTS
 from agent.learn.callbacks import UpdateCallback
 from agent.learn.train import train
-from agent.placers.base import PLACERS, Budget, names_of
+from agent.placers.base import PIPELINE_PLACERS, PLACERS, Budget, names_of
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
 from envs.cluster.host import NONE, with_host
 from envs.cluster.presets import get_cluster
-from envs.objective import PIPELINE, STEP, PipelineObjective
+from envs.objective import PIPELINE, STEP
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.stages import stages_of
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
@@ -77,7 +78,7 @@ def place(name: str, problem: Problem, order: str, evaluations: int, seed: int) 
 
 def pipeline_is_random(name: str) -> bool:
     """Whether another seed may give another pipeline."""
-    return PLACERS[name].uses_rng
+    return PIPELINE_PLACERS[name].uses_rng
 
 
 def place_pipeline(
@@ -85,7 +86,7 @@ def place_pipeline(
 ) -> tuple[list[Any], float]:
     """A plan without replicas (devices, stages, stages that recompute, and nothing), and the step time."""
     objective = PipelineObjective(problem, Pipeline(schedule, microbatches))
-    found = PLACERS[name].place(objective, Budget(evaluations), np.random.default_rng(seed))
+    found = PIPELINE_PLACERS[name].place(objective, Budget(evaluations), np.random.default_rng(seed))
     stages = stages_of(problem, found.placement)
     plan = [stages.device_of, stages.stage_of, stages.devices, sorted(stages.recomputed), ()]
     return plan, found.step_time.total_s

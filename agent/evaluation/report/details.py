@@ -15,12 +15,9 @@ from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.tables import Table, render
 from agent.evaluation.results import Trial
 from agent.placers.base import PLACERS
-from agent.placing.handover.pipeline import stage_rows
 from envs.figures import step_figure
 from envs.graph_figure import graph_figure
-from envs.objective import STEP
-from envs.pipeline.simulate import PipelineTime
-from envs.simulator.simulate import StepTime
+from envs.objective import PIPELINE, STEP
 from graphs.system.errors import InputError
 from graphs.system.numbers import four_digits
 
@@ -84,18 +81,13 @@ def detail_section(answers: Answers, pairs: Sequence[Pair]) -> Markup:
 
 def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object]:
     """A placement or pipeline as `details.html` shows it."""
-    step = answer.step
-    if isinstance(step, PipelineTime):
-        more = f"{four_digits(step.throughput_per_s)} microbatches a second, {step.bubble_share:.0%} bubble"
-        devices = _stage_table(answer, step)
-    else:
-        more, devices = f"{step.transfer_bytes / 1e6:,.1f} MB sent", _device_table(answer, step)
+    step, (what, table_of) = answer.step, TABLES[answer.objective.kind]
+    more, devices = table_of(answer)
     timeline = step_figure(answer.objective, answer.placement, step, "")
     timeline.axes[0].set_xlim(0.0, timeline.axes[0].get_xlim()[1] * until_s / (step.total_s or until_s))
     placed, graph_by = graph_figure(answer.problem, answer.device_of, ""), f"of {graph} by {answer.name}"
     for figure in (timeline, placed):
         figure.set_figwidth(WIDTH_IN)
-    what = "timeline" if answer.objective.kind == STEP else "pipeline"
     return {
         "name": answer.name,
         "href": placement_path(Path(), answer.trial).as_posix(),
@@ -106,7 +98,7 @@ def _side(answer: BestPlacement, graph: str, until_s: float) -> dict[str, object
     }
 
 
-def _stage_table(answer: BestPlacement, step: PipelineTime) -> Table:
+def _stage_table(answer: BestPlacement) -> tuple[str, Table]:
     rows = [
         (
             str(row.stage),
@@ -117,13 +109,16 @@ def _stage_table(answer: BestPlacement, step: PipelineTime) -> Table:
             f"{row.peak_bytes / GIB:,.2f}",
             f"{row.memory_bytes / GIB:,.2f}",
         )
-        for row in stage_rows(answer.pipeline.pipelined, answer.stages, step)
+        for row in answer.view.table()
     ]
     columns = ("stage", "device", "forward ops", "forward, ms", "backward, ms", "memory, GiB", "of")
-    return Table(columns, rows)
+    pace = four_digits(answer.view.step.throughput_per_s)
+    more = f"{pace} microbatches a second, {answer.view.step.bubble_share:.0%} bubble"
+    return more, Table(columns, rows)
 
 
-def _device_table(answer: BestPlacement, step: StepTime) -> Table:
+def _device_table(answer: BestPlacement) -> tuple[str, Table]:
+    step = answer.view.step
     rows = [
         (
             device.name,
@@ -136,4 +131,9 @@ def _device_table(answer: BestPlacement, step: StepTime) -> Table:
             answer.problem.cluster.devices, step.busy_s, step.peak_bytes, strict=True
         )
     ]
-    return Table(("device", "busy", "memory, GiB", "of", "used"), rows)
+    table = Table(("device", "busy", "memory, GiB", "of", "used"), rows)
+    return f"{step.transfer_bytes / 1e6:,.1f} MB sent", table
+
+
+TABLES = {STEP: ("timeline", _device_table), PIPELINE: ("pipeline", _stage_table)}
+"""Name of the figure of each kind of objective, and what makes its remark and its table."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.pipeline import equal
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
 
-@placer("single", pipeline=equal.single)
+@placer("single")
 def single(search: SearchState, rng: np.random.Generator) -> None:
     """Puts everything on the best single device; those that compute the step fastest are tried first."""
     search.score(single_devices(search.problem))

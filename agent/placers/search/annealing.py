@@ -10,7 +10,6 @@ import numpy as np
 from agent.placers.base import Leader, SearchState, Strategy, placer
 from agent.placers.heuristics.list_scheduling import heft, m_etf
 from agent.placers.heuristics.single import single
-from agent.placers.pipeline import annealing as annealing_of_pipelines
 from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.search.annealing_moves import AnnealingChain
 from agent.placers.units import Units, units_by_layer, units_by_program, units_of
@@ -39,7 +38,7 @@ STARTS: tuple[Strategy, ...] = (single, heft, m_etf)
 """Heuristics that local search begins with: the quickest of the good ones."""
 
 
-@placer("annealing", uses_rng=True, pipeline=annealing_of_pipelines.annealing)
+@placer("annealing", uses_rng=True)
 def annealing(search: SearchState, rng: np.random.Generator) -> None:
     """Simulated annealing from the best single device, cooled geometrically over the whole budget.
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import PLACERS, SearchState, placer
-from agent.placers.pipeline.annealing import refine as refine_pipeline
 from agent.placers.search.annealing import PLANNING, STARTS, anneal_from_leaders
 from agent.placers.search.rollout import draw_rollouts
-from envs.objective import STEP
 
 START_SHARE = 0.6
 """Share of a budget of seconds that heuristics may take together. Tuned on large graphs that no test uses."""
@@ -20,7 +18,7 @@ BATCH_COST, MAX_DRAWING_SHARE = 4, 0.25
 that is spent on them at most: annealing makes more of the rest."""
 
 
-@placer("refine", uses_rng=True, pipeline=refine_pipeline)
+@placer("refine", uses_rng=True)
 def refine(search: SearchState, rng: np.random.Generator) -> None:
     """Anneals at a low temperature from the best placements of heuristics; never worse than one it tried."""
     score_starts(search, rng)
@@ -49,7 +47,7 @@ def score_starts(search: SearchState, rng: np.random.Generator) -> None:
     that begin here are never worse than a heuristic. With a budget of seconds, the heuristics of local search
     come first, all heuristics share `START_SHARE` of it, and one that would take longer is left out.
     """
-    starts = [placer.strategies[STEP] for placer in PLACERS.values() if placer.is_start]
+    starts = [placer.strategy for placer in PLACERS.values() if placer.is_start]
     but_s = 0.0
     if search.budget.seconds is not None:
         starts = list(dict.fromkeys([*STARTS, *starts]))

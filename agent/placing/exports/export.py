@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from pkgutil import resolve_name
 
 import numpy as np
 
 from agent.placing.exports.module_tree import ModuleTree, above
-from envs.objective import Objective, PipelineObjective
-from envs.pipeline.module_cuts import cut_at_modules
-from envs.pipeline.pipeline import INTERLEAVED, Pipeline
-from envs.pipeline.stages import Stages
+from envs.objective import PIPELINE, STEP, Objective
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -21,6 +19,11 @@ from graphs.system.errors import InputError, print_notice, shortened
 from graphs.system.registry import Registry
 
 BY_LAYER = "place with granularity layer"
+PLACED = {
+    STEP: "agent.placing.exports.export:PlacedModules",
+    PIPELINE: "agent.pipeline.exports:StagedModules",
+}
+"""Class of what an export takes, of each kind of objective."""
 
 
 class ExportError(InputError):
@@ -82,62 +85,78 @@ def export_text(name: str, placed: PlacedModules) -> str:
 
 def placed_modules(objective: Objective, placement: Placement, layers: str = "") -> PlacedModules:
     """Makes what an export takes; `layers` as in `PlacedModules`."""
-    return PlacedModules(objective.problem, placement, *objective.staged(placement), layers)
+    placed: PlacedModules = resolve_name(PLACED[objective.kind]).of(objective, placement, layers)
+    return placed
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedModules:
-    """A placement for an export.
+    """A placement for an export; places of ops are devices, or stages of a pipeline.
 
     Attributes:
-        pipeline: schedule and microbatches; None for one batch at a time.
-        stages: of the pipeline; None without one.
         layers: paths of the lists whose layers a target counts, separated by commas; "" finds the one.
         notes: lines on what differs from the placement.
     """
 
     problem: Problem
     placement: Placement
-    pipeline: Pipeline | None = None
-    stages: Stages | None = None
     layers: str = ""
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, objective: Objective, placement: Placement, layers: str) -> PlacedModules:
+        """Makes that of a placement of an objective."""
+        return cls(objective.problem, placement, layers)
+
     @property
     def place_of(self) -> IntArray:
-        """Stage of each op, or device of each op without a pipeline; int64 (n_ops,)."""
-        return self.placement.device_of if self.stages is None else self.stages.stage_of
+        """Place of each op, int64 (n_ops,)."""
+        return self.placement.device_of
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """The devices of each replica of a pipeline; none without a pipeline."""
-        return () if self.stages is None else self.stages.replicas
+        return ()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Says whether replicas divide the optimizer's states."""
+        return False
+
+    @property
+    def torch_schedule(self) -> str:
+        """The name that torch gives the schedule of a pipeline; empty without one."""
+        return ""
 
     @cached_property
     def tree(self) -> ModuleTree:
         """The modules of the model."""
         return ModuleTree(self.problem.graph)
 
-    def cut_at(self, begins: Callable[[str], bool]) -> tuple[PlacedModules, tuple[str, ...]]:
-        """Makes the stages of a pipeline begin with the nearest of given modules; returns these too.
-
-        Raises:
-            PipelineError: there are too few.
-        """
-        assert self.pipeline is not None
-        assert self.stages is not None
-        pipelined = PipelineObjective(self.problem, self.pipeline).pipelined
-        cuts = cut_at_modules(pipelined, self.stages, begins)
-        notes = (str(cuts),) if cuts.n_moved else ()
-        cut = replace(self, placement=Placement(cuts.stages.device_of), stages=cuts.stages, notes=notes)
-        return cut, cuts.modules
-
     def whole(self, modules: Sequence[str]) -> PlacedModules:
         """Moves the cuts of a pipeline out of modules."""
-        ops = self.tree.ops(modules)
-        if self.stages is None or all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
-            return self
-        return self.cut_at(ops.__contains__)[0]
+        return self
+
+    def split_points(self) -> Sequence[str]:
+        """Names the modules that places but the first begin with.
+
+        Raises:
+            ExportError: a place has modules apart, or a module to split at is called several times.
+        """
+        _, parts = self.parts(self.tree.modules(self.tree.opens))
+        names = [modules[0] for _, modules in parts[1:]]
+        again = {name.partition("@")[0] for name in self.problem.graph.op_names if "@" in name}
+        if called := again.intersection(names):
+            raise ExportError(f"torch splits at each call of '{min(called)}', which is called several times")
+        return names
+
+    def schedule_table(self) -> str:
+        """Makes the table of the actions of each rank.
+
+        Raises:
+            ExportError: no pipeline was placed.
+        """
+        raise ExportError("one batch at a time has no schedule; place with --pipeline")
 
     def places(self, ops: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The place of each module.
@@ -221,21 +240,24 @@ class PlacedModules:
         first = placed.place_of[[own[0] for own in others.values() if own[0] < begin][:1]].tolist()
         last = placed.place_of[[own[0] for own in others.values() if own[0] > begin][-1:]].tolist()
         order = list(dict.fromkeys([*(each for each in first if each not in places), *places, *last]))
-        if placed.stages is not None:
-            order = list(range(len(placed.stages.devices)))
+        order = placed.in_order(order)
         ends = {path: order[-1 if own[0] > begin else 0] for path, own in others.items()}
         if moved := [path for path, own in others.items() if (placed.place_of[own] != ends[path]).any()]:
             note = f"{target} runs on the first or last rank, unlike the placement: {', '.join(moved)}"
             placed = replace(placed, notes=(*placed.notes, note))
         return placed, {each: [path for path, place in place_of.items() if place == each] for each in order}
 
+    def in_order(self, places: list[int]) -> list[int]:
+        """Lists places in the order of ranks."""
+        return places
+
     def devices(self, places: Iterable[int]) -> list[int]:
         """Device of each place."""
-        return [int(each if self.stages is None else self.stages.devices[each]) for each in places]
+        return list(places)
 
     def place_name(self, place: int) -> str:
-        """Names a stage, or a device without a pipeline."""
-        return f"stage {place}" if self.stages is not None else shortened(self.device_names[place])
+        """Names a place."""
+        return shortened(self.device_names[place])
 
     @property
     def device_names(self) -> Sequence[str]:
@@ -249,19 +271,7 @@ class PlacedModules:
             microbatches: what is to be set, in words, with `{all}` and `{share}` for their numbers.
             by_stage: whether ranks of one stage follow each other, rather than those of one replica.
         """
-        if self.pipeline is None or len(self.replicas) < 2:
-            return []
-        rows, devices = self.replicas, self.problem.cluster.devices
-        order = [device for row in (zip(*rows, strict=True) if by_stage else rows) for device in row]
-        names = ", ".join(shortened(self.device_names[device]) for device in order)
-        count = self.pipeline.microbatches
-        notes = [f"{len(rows)} replicas: start {len(order)} processes; their devices in order: {names}"]
-        notes.append(microbatches.format(all=count, share=count // len(rows)))
-        if len({tuple(devices[device].kind for device in row) for row in rows}) > 1:
-            notes.append(
-                f"{target} gives all replicas equally many microbatches, though their devices differ"
-            )
-        return notes
+        return []
 
     def check_ranges(self, target: str) -> None:
         """Refuses several stages on a device for a target that gives each device one range of layers.
@@ -269,8 +279,3 @@ class PlacedModules:
         Raises:
             ExportError: several stages on a device.
         """
-        if self.pipeline is not None and self.pipeline.name == INTERLEAVED:
-            raise ExportError(
-                f"{target} gives each device one range of layers, and '{self.pipeline.schedule}' has "
-                f"{self.pipeline.stages_per_device}; place with --pipeline 1f1b"
-            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -12,9 +11,6 @@ import numpy as np
 from agent.placing.exports.export import ExportError, PlacedModules, comments, export
 from agent.placing.exports.module_tree import ModuleTree, above
 from agent.placing.handover.device_map import project
-from envs.pipeline.groups import shares_of
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from envs.pipeline.schedules import schedule_csv
 from graphs.system.errors import InputError, shortened
 
 
@@ -29,14 +25,7 @@ def torch_split_spec(placed: PlacedModules) -> str:
     Raises:
         ExportError: a device has modules apart, or a module to split at is called several times.
     """
-    if placed.stages is not None:
-        return json.dumps(placed.cut_at(placed.tree.is_called)[1]) + "\n"
-    _, parts = placed.parts(placed.tree.modules(placed.tree.opens))
-    names = [modules[0] for _, modules in parts[1:]]
-    again = {name.partition("@")[0] for name in placed.problem.graph.op_names if "@" in name}
-    if called := again.intersection(names):
-        raise ExportError(f"torch splits at each call of '{min(called)}', which is called several times")
-    return json.dumps(names) + "\n"
+    return json.dumps(placed.split_points()) + "\n"
 
 
 @export("schedule-csv", ending=".schedule.csv")
@@ -46,11 +35,7 @@ def torch_schedule(placed: PlacedModules) -> str:
     Raises:
         ExportError: no pipeline was placed.
     """
-    if placed.pipeline is None or placed.stages is None:
-        raise ExportError("one batch at a time has no schedule; place with --pipeline")
-    shares = shares_of(placed.problem, placed.replicas, placed.pipeline.microbatches)
-    one = replace(placed.pipeline, microbatches=shares[0], replicas=1)
-    return schedule_csv(one, len(placed.stages.ranks))
+    return placed.schedule_table()
 
 
 @export("accelerate", ending=".accelerate.json")
@@ -63,15 +48,6 @@ def accelerate_map(placed: PlacedModules) -> str:
     if found.advice:
         print(f"{shortened(placed.problem.graph.name)}: {found}", file=sys.stderr)
     return json.dumps(dict(found.devices), indent=2) + "\n"
-
-
-TORCH_SCHEDULES = {
-    GPIPE: "GPipe",
-    ONE_F_ONE_B: "1F1B",
-    INTERLEAVED: "Interleaved1F1B",
-    ZERO_BUBBLE: "InterleavedZeroBubble",
-}
-"""Names of the schedules in `torch.distributed.pipelining.schedules.get_schedule_class`."""
 
 
 @export("megatron", ending=".megatron.txt", has_replicas=True)
@@ -93,7 +69,7 @@ def megatron_layout(placed: PlacedModules) -> str:
     in_runs = len(placed.replicas) > 1 and sorted(sum(placed.replicas, ())) == [*sum(placed.replicas, ())]
     flags = [f"--pipeline-model-parallel-size {n_devices}"]
     flags += ["--use-tp-pp-dp-mapping"] * in_runs
-    flags += ["--use-distributed-optimizer"] * _is_sharded(placed)
+    flags += ["--use-distributed-optimizer"] * placed.is_sharded
     flags += ["--untie-embeddings-and-output-weights"] * (not is_tied)
     batch = "--global-batch-size is {all} times --micro-batch-size"
     notes = [*placed.notes, *placed.batch_notes("Megatron-LM", batch, by_stage=not in_runs)]
@@ -109,10 +85,6 @@ def _ends_are_tied(tree: ModuleTree) -> bool:
         readers.append([graph.modules[reader] for reader in forward])
     outside = ({path for path in paths if tree.layers.isdisjoint(above(path))} for paths in readers)
     return any(len(paths) > 1 for paths in outside)
-
-
-def _is_sharded(placed: PlacedModules) -> bool:
-    return placed.pipeline is not None and placed.pipeline.shard_optimizer
 
 
 def _repeated(letter: str, count: int) -> str:
@@ -132,7 +104,7 @@ def deepspeed_parts(placed: PlacedModules) -> str:
     bounds = list(accumulate((len(run) for _, run in parts), initial=0))
     named = ", ".join(path for _, run in parts for path in run)
     notes = [*placed.notes, *placed.batch_notes("DeepSpeed", "gradient_accumulation_steps is {share}")]
-    if _is_sharded(placed):
+    if placed.is_sharded:
         notes.append('"zero_optimization": {"stage": 1} divides the states of the optimizer')
     return f"""from deepspeed.pipe import PipelineModule
 
@@ -169,15 +141,15 @@ def torchtitan_parts(placed: PlacedModules) -> str:
     names = json.dumps([run for _, run in parts])
     degree = len(set(placed.devices([place for place, _ in parts])))
     settings = [f"pipeline_parallel_degree={degree}", f"module_fqns_per_model_part={names}"]
-    if placed.pipeline is not None:
-        settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
+    if placed.torch_schedule:
+        settings.append(f'pipeline_parallel_schedule="{placed.torch_schedule}"')
     batch = "local_batch_size is {share} times pipeline_parallel_microbatch_size"
     notes = [*placed.notes, *placed.batch_notes("torchtitan", batch)]
     if (n_replicas := len(placed.replicas)) > 1:
-        n_shards = n_replicas if _is_sharded(placed) else 1
+        n_shards = n_replicas if placed.is_sharded else 1
         settings.append(f"data_parallel_replicate_degree={n_replicas // n_shards}")
         settings.append(f"data_parallel_shard_degree={n_shards}")
-        if _is_sharded(placed):
+        if placed.is_sharded:
             notes.append("torchtitan shards weights and gradients with optimizer states (FSDP, no ZeRO-1)")
     lines = "".join(f"    {setting},\n" for setting in settings)
     head = f"from torchtitan.config import ParallelismConfig\n\n{comments(notes)}"

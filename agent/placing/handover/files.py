@@ -1,22 +1,36 @@
-"""The files that are handed over with a placement."""
+"""The view of a placement and its simulated step: its text and table, and the files that are handed over."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from agent.placers.base import PLACERS, Budget
 from agent.placing.handover.device_map import project
-from agent.placing.handover.explain import WORTH_IT, explain, explain_lines, times_as_fast
+from agent.placing.handover.explain import (
+    WORTH_IT,
+    Explanation,
+    advice_line,
+    explain,
+    explain_lines,
+    host_lines,
+    times_as_fast,
+)
 from agent.placing.handover.trace import step_trace, write_trace
 from envs.cluster.cluster import Cluster
+from envs.objective import PIPELINE, STEP, Objective
+from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.simulator.simulate import StepTime
+from envs.simulator.data_parallel import DataParallelStep
+from envs.simulator.simulate import SimulatedStep, StepTime
 from graphs.granularity import graph_by_op
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
@@ -144,3 +158,80 @@ def _search_by_op(problem: Problem) -> float | None:
         return None
     found = PLACERS["refine"].place(problem.with_graph(by_op), Budget(EVALUATIONS), np.random.default_rng(0))
     return found.step_time.total_s if found.feasible else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The view of a placement and its simulated step of one batch; that of a pipeline is a subclass.
+
+    Attributes:
+        objective: the `Objective` that the placement makes short.
+        step: the simulated step, as the objective makes it.
+        best_steps, tried: as of `Plan`.
+    """
+
+    objective: Any
+    placement: Placement
+    step: Any
+    best_steps: Mapping[int | str, SimulatedStep] = field(default_factory=dict)
+    tried: Sequence[str] = ()
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The bounds of the step of the graph, and the time that removing each would save, in numbers."""
+        return explain(self.objective.problem, self.placement.device_of, self.step)
+
+    @property
+    def data_parallel(self) -> DataParallelStep:
+        """Data parallelism on the same devices."""
+        return self.explanation.data_parallel
+
+    def summary(self, where: str, bound: str, ops: str) -> list[str]:
+        """Says in lines what the placement is worth, and what to use.
+
+        Args:
+            where: names of the graph, the cluster and the placer.
+            bound: words on the lower bound.
+            ops: line on the ops of each device, and on the search.
+        """
+        explanation, (single_s, single_fits) = self.explanation, self.objective.single_step
+        ratio, memory = self.step.total_s / single_s, "" if single_fits else ", had it the memory"
+        worth = f"{ratio:.3f} of the fastest single device's{memory}" if self.step.fits else "out of memory"
+        return [
+            *host_lines(explanation.host),
+            f"{where}: a step takes {in_ms(self.step.total_s)} (simulated)",
+            f"{worth}; {bound}",
+            ops,
+            f"data parallel: {explanation.data_parallel}",
+            advice_line(explanation),
+        ]
+
+    def explain(self) -> list[str]:
+        """Says in lines what to use, and what bounds the step."""
+        return explanation_lines(self.objective.problem, self.placement.device_of, self.step)
+
+    def table(self) -> list[Any]:
+        """Lists the rows of ops, in program order, or of stages."""
+        problem = self.objective.problem
+        return list(op_rows(problem.graph, problem.cluster, self.placement.device_of))
+
+    def trace(self) -> dict[str, Any]:
+        """Makes the trace of the step."""
+        return step_trace(self.objective.problem, self.placement.device_of, self.step)
+
+    def hand_over(self, folder: Path, name: str) -> list[str]:
+        """Writes the files that begin with a name; returns lines on what bounds the step."""
+        return write_handover(folder, name, self.objective.problem, self.placement.device_of, self.step)
+
+    def check_compiles(self) -> None:
+        """Checks that `Plan.compile` can run the step."""
+
+
+VIEWS = {STEP: "agent.placing.handover.files:View", PIPELINE: "agent.pipeline.view:PipelineView"}
+"""Class of the views of each kind of objective, which is loaded when one is made."""
+
+
+def view_of(objective: Objective, placement: Placement, step: SimulatedStep, *others: Any) -> View:
+    """Makes the view of a placement and its simulated step; `others` are the other fields of `View`."""
+    made: View = resolve_name(VIEWS[objective.kind])(objective, placement, step, *others)
+    return made

@@ -1,4 +1,4 @@
-"""Traces of a simulated step, batch or pipeline, as Perfetto and chrome://tracing read them."""
+"""Traces of a simulated step, as Perfetto and chrome://tracing read them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from envs.pipeline.schedules import LETTERS
-from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
 from envs.problem import Problem
 from envs.simulator.copies import TO_ALL, Copy, link_name, simulated_copies
 from envs.simulator.simulate import StepTime
@@ -39,33 +37,14 @@ def step_trace(problem: Problem, device_of: IntArray, step: StepTime) -> dict[st
     Source: the trace-event format, "JSON Object Format" with complete events ("X").
     """
     events = [_named("process_name", DEVICES, 0, "devices"), _named("process_name", LINKS, 0, "links")]
-    events += _device_names(problem)
+    events += device_names(problem)
     events += _op_events(problem, device_of, step)
     events += _copy_events(problem, simulated_copies(problem, device_of))
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def pipeline_trace(pipelined: PipelinedProblem, step: PipelineTime) -> dict[str, Any]:
-    """Makes the trace of a pipelined step: a track per device."""
-    actions = (
-        _complete(
-            action_name(action),
-            (DEVICES, action.device),
-            (action.start_s, action.end_s),
-            {"stage": action.stage, "microbatch": action.microbatch},
-        )
-        for action in step.actions
-        if action.end_s > action.start_s
-    )
-    return {"displayTimeUnit": "ms", "traceEvents": [*_device_names(pipelined.problem), *actions]}
-
-
-def action_name(action: ActionTime) -> str:
-    """Names an action as tables of schedules do, such as `2F0`: stage, kind, microbatch."""
-    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}" if action.stage >= 0 else "update"
-
-
-def _device_names(problem: Problem) -> list[Event]:
+def device_names(problem: Problem) -> list[Event]:
+    """Makes the events that name the tracks of devices."""
     devices = enumerate(problem.cluster.devices)
     return [_named("thread_name", DEVICES, index, device.name) for index, device in devices]
 
@@ -79,7 +58,7 @@ def _op_events(problem: Problem, device_of: IntArray, step: StepTime) -> Iterabl
             "phase": graph.phases[op],
             "source": graph.sources[op],
         }
-        yield _complete(
+        yield complete_event(
             graph.op_names[op],
             (DEVICES, int(device_of[op])),
             (float(step.start_s[op]), float(step.finish_s[op])),
@@ -105,7 +84,7 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
         tracks[lane] = (track, copy.end_s)
         to = "all" if copy.target == TO_ALL else problem.cluster.devices[copy.target].name
         events.append(
-            _complete(
+            complete_event(
                 graph.op_names[graph.tensor_producer[copy.tensor]],
                 (LINKS, track),
                 (copy.start_s, copy.end_s),
@@ -119,7 +98,7 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
     return names + events
 
 
-def _complete(name: str, track: tuple[int, int], span_s: tuple[float, float], args: Event) -> Event:
+def complete_event(name: str, track: tuple[int, int], span_s: tuple[float, float], args: Event) -> Event:
     """Makes the event of something that takes time, on a track: process and thread."""
     start_s, end_s = span_s
     pid, tid = track

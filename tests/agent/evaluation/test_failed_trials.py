@@ -26,7 +26,7 @@ def make_fail(monkeypatch, name, error):
         raise error
 
     # The look-up loads the registry, which makes a new `_entries`.
-    entry = replace(PLACERS[name], strategies={"step": strategy})
+    entry = replace(PLACERS[name], strategy=strategy)
     monkeypatch.setitem(PLACERS._entries, name, entry)
 
 

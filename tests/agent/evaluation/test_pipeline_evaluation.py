@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.bounds.lower_bound import pipeline_bound_s
 from agent.commands.evaluate import main
+from agent.pipeline.search import pipeline_bound_s
 from envs.cluster.presets import get_cluster
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import write_graphs
@@ -47,7 +47,7 @@ def test_rows_say_what_a_pipeline_brings(
         "refine",
         "data-parallel",
     } <= names
-    pipelined = PipelinedProblem(Problem(load_family("gpt")[0], get_cluster("4xv100")), Pipeline("1f1b", 8))
+    pipelined = PipelineObjective(Problem(load_family("gpt")[0], get_cluster("4xv100")), Pipeline("1f1b", 8))
     for row in rows:
         assert (row["pipeline"], row["microbatches"]) == ("interleaved-1f1b:2", "8")
         assert float(row["throughput_per_s"]) == pytest.approx(8 / float(row["step_time_s"]))

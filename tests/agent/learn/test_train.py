@@ -214,7 +214,7 @@ def without_annealing(placer: Placer, problem: Problem, budget: Budget, rng: np.
     """`Placer.place`, but for annealing."""
     assert placer.name != "annealing"
     search = SearchState(problem, budget)
-    placer.strategies["step"](search, rng)
+    placer.strategy(search, rng)
     return search.result()
 
 

@@ -35,7 +35,7 @@ def test_the_best_score_is_a_simulated_step_time(name, rules):
         drawn = random_problem(seed)
         problem = Problem(drawn.graph, under(rules, drawn.cluster))
         search = SearchState(problem, Budget(evaluations=300))
-        PLACERS[name].strategies["step"](search, np.random.default_rng(seed))
+        PLACERS[name].strategy(search, np.random.default_rng(seed))
         assert search.best_score[TOTAL_S] == step_time_s(problem, search.best)
 
 

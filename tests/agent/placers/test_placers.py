@@ -213,6 +213,6 @@ def test_placers_stand_in_one_order_whichever_module_is_imported_first():
     code = "import agent.placers.{}\nfrom agent.placers.base import PLACERS\nprint(*PLACERS)"
     runs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
-        for name in ("base", "heuristics.metis", "search.annealing", "pipeline.equal")
+        for name in ("base", "heuristics.metis", "search.annealing", "search.refine")
     ]
     assert len({done.stdout.splitlines()[-1] for done in runs}) == 1

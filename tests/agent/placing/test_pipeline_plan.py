@@ -16,9 +16,9 @@ from agent import PipelinePlan, place
 from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
-from agent.placers.base import PLACERS, Budget
-from agent.placing.handover.pipeline import pipeline_advice
-from envs.objective import PipelineObjective
+from agent.pipeline.view import pipeline_advice
+from agent.placers.base import PIPELINE_PLACERS, Budget
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import PipelineError
 from envs.problem import Problem
 from graphs.system.numbers import four_digits
@@ -41,9 +41,9 @@ def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
     assert plan.pipeline == PIPELINE
     assert plan.step_time.total_s == objective.pipelined.simulate(plan.stages).total_s
     assert plan.lower_bound_s == bound_s(objective) <= plan.step_time.total_s
-    alone = PLACERS["single"].place(objective, Budget(2), np.random.default_rng(0))
+    alone = PIPELINE_PLACERS["single"].place(objective, Budget(2), np.random.default_rng(0))
     assert plan.single.total_s == alone.step_time.total_s
-    assert plan.data_parallel == objective.data_parallel()
+    assert plan.data_parallel.step_s == objective.data_parallel().step_s
     assert (plan.placement.stage_of == plan.stages.stage_of).all()
     assert [row.stage for row in plan.table()] == [0, 1]
     assert 1 <= plan.evaluations <= 60
@@ -71,7 +71,7 @@ def test_the_advice_is_what_is_fastest_and_fits(plan: PipelinePlan) -> None:
     none = replace(
         baselines,
         single=replace(plan.single, fits=False),
-        data_parallel=plan.data_parallel._replace(fits=False),
+        data_parallel=replace(plan.data_parallel, fits=False),
     )
     expected = "use the pipeline: no memory for one device, no memory for data parallelism"
     assert pipeline_advice(2, fast, none) == expected

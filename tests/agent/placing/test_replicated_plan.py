@@ -13,6 +13,7 @@ from agent import Pipeline, PipelinePlan, place
 from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
+from agent.pipeline.choice import to_try
 from agent.placing.request import Request
 from tests.agent.placing.pipeline_cases import GRAPH, make
 
@@ -93,7 +94,7 @@ def test_auto_tries_the_divisors_and_the_verdict_compares_them(
 def test_replicas_are_asked_for_with_a_pipeline() -> None:
     wanted = Request("1f1b", 8, replicas="2", shard_optimizer=True).wanted
     assert wanted == Pipeline("1f1b", 8, replicas=2, shard_optimizer=True)
-    numbers = [each.replicas for each in Request("1f1b", 12, replicas="auto").to_try(None, 8) if each]
+    numbers = [each.replicas for each in to_try(Request("1f1b", 12, replicas="auto"), None, 8)]
     assert numbers == [1, 2, 4]
     for request, message in (
         (Request(replicas="2"), "replicas are those of a pipeline; give its schedule too"),

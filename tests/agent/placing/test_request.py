@@ -10,7 +10,7 @@ import pytest
 
 from agent import Pipeline, place
 from agent.commands.evaluate import main
-from agent.placing.request import counts_to_try
+from agent.pipeline.choice import counts_to_try
 from envs.pipeline.pipeline import CHOSEN_FROM
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem

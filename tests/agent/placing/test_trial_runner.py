@@ -112,7 +112,7 @@ def test_a_search_makes_as_many_evaluations_where_its_kernels_are_compiled_first
 
     compiles_late = njit(lambda op_seconds: np.sort(op_seconds.ravel()).sum())
     first, second = (
-        Placer("draw", {"step": search_with(compiles_late)}, uses_rng=True).place(
+        Placer("draw", search_with(compiles_late), uses_rng=True).place(
             PROBLEM, Budget(None, 0.1, running_cpu_s), np.random.default_rng(0)
         )
         for _ in range(2)

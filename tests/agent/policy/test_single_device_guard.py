@@ -85,7 +85,7 @@ def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int
     budget = Budget(evaluations, None if evaluations else 60.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SearchState, "score", note)
-        placer = Placer("slowest-first", {"step": no_worse_than_single(slowest_first)})
+        placer = Placer("slowest-first", no_worse_than_single(slowest_first))
         found = placer.place(UNEQUAL, budget, np.random.default_rng(0))
     n_singles = min(4, evaluations - 1) if evaluations else 4
     n_own = min(4, evaluations - n_singles) if evaluations else 4
@@ -95,7 +95,7 @@ def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int
 
 
 def test_a_limit_of_seconds_does_not_keep_the_devices_from_being_scored() -> None:
-    placer = Placer("slowest-first", {"step": no_worse_than_single(slowest_first)})
+    placer = Placer("slowest-first", no_worse_than_single(slowest_first))
     found = placer.place(UNEQUAL, Budget(None, seconds=1e-9), np.random.default_rng(0))
     assert (found.placement.device_of == 0).all()
 
@@ -107,7 +107,7 @@ def test_a_feasible_placement_beats_a_faster_device_that_is_out_of_memory() -> N
     def score_spread(search: SearchState, rng: np.random.Generator) -> None:
         search.score(spread[None])
 
-    placer = Placer("spread", {"step": no_worse_than_single(score_spread)})
+    placer = Placer("spread", no_worse_than_single(score_spread))
     found = placer.place(tight, Budget(10), np.random.default_rng(0))
     assert found.feasible
     assert (found.placement.device_of == spread).all()

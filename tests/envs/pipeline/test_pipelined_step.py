@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.placing.handover.pipeline import stage_rows
+from agent.pipeline.view import stage_rows
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import cluster_from_json
 from envs.cluster.presets import PRESETS, get_cluster

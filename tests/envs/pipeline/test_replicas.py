@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PIPELINE_PLACERS, Budget
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
-from envs.objective import Cuts, PipelineObjective
+from envs.pipeline.chain import Cuts
 from envs.pipeline.groups import groups_for, part_of, sharded, shares_of
 from envs.pipeline.module_cuts import cut_at_modules
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.replicas import on_groups, pipelined_of
 from envs.placements.files import placement_from_json, placement_to_json
@@ -144,8 +145,9 @@ def test_a_layout_across_nodes_is_taken_where_it_is_faster() -> None:
     objective = PipelineObjective(
         Problem(load_family("gpt")[0], two_nodes()), Pipeline("1f1b", 8, replicas=2)
     )
-    found = PLACERS["refine"].place(objective, Budget(60), np.random.default_rng(0))
-    each = [PLACERS["refine"].place(one, Budget(30), np.random.default_rng(0)) for one in objective.layouts()]
+    refine, rng = PIPELINE_PLACERS["refine"], np.random.default_rng
+    found = refine.place(objective, Budget(60), rng(0))
+    each = [refine.place(one, Budget(30), rng(0)) for one in objective.layouts()]
     assert found.step_time.total_s == min(one.step_time.total_s for one in each)
     assert found.placement.groups == ((0, 1), (2, 3))
     assert found.evaluations == sum(one.evaluations for one in each)

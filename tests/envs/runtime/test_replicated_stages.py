@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import start_processes
 
 from envs.cluster.presets import get_cluster
-from envs.objective import PipelineObjective
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem

@@ -16,10 +16,12 @@ from torch import nn
 from torch.distributed.pipelining.schedules import _Action
 
 from agent import place
-from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text
+from agent.pipeline.exports import StagedModules
+from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text, placed_modules
 from agent.placing.plan import PipelinePlan
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placements.placement import Placement
@@ -107,7 +109,7 @@ def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int
     ]
     pieces = [0, *(int(chain.piece_of[op]) for op in ops)]
     stages = chain.stages(np.array(pieces), np.array(devices)[np.arange(len(pieces)) % len(devices)])
-    return PlacedModules(problem, Placement(stages.device_of), pipeline, stages)
+    return placed_modules(PipelineObjective(problem, pipeline), stages.placement)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +185,7 @@ def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None
 
 
 def replicated(placed: PlacedModules, groups: tuple[tuple[int, ...], ...], *, shards: bool) -> PlacedModules:
-    assert placed.pipeline is not None
-    assert placed.stages is not None
+    assert isinstance(placed, StagedModules)
     pipeline = replace(placed.pipeline, replicas=len(groups), shard_optimizer=shards)
     return replace(placed, pipeline=pipeline, stages=replace(placed.stages, groups=groups))
 

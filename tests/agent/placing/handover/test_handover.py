@@ -15,7 +15,7 @@ from agent.placing.handover.files import granularity_lines
 from agent.placing.handover.trace import step_trace
 from envs.cluster.host import with_host
 from envs.cluster.presets import get_cluster
-from envs.objective import PipelineObjective
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.placers.pipeline.pipedream import Fleet, best_split, stage_costs, windows
+from agent.pipeline.pipedream import Fleet, best_split, stage_costs, windows
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
-from tests.agent.placers.pipeline.plain_max_load import PlainPlan, plain_fits, plain_loads, plain_plans
+from tests.agent.pipeline.plain_max_load import PlainPlan, plain_fits, plain_loads, plain_plans
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_training_graph
 
 

@@ -1,32 +1,45 @@
-"""The files handed over with a pipeline: a table of its stages, a trace of its step, and what it brings."""
+"""The view of a pipeline: what it brings in words, a table of its stages, a trace of its step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, product
+from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agent.placing.handover.explain import as_graph, host_line, host_lines, what_to_use
+from agent.placing.handover.files import View
 from agent.placing.handover.module_devices import around
-from agent.placing.handover.trace import pipeline_trace, write_trace
-from envs.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
+from agent.placing.handover.trace import DEVICES, complete_event, device_names, write_trace
 from envs.pipeline.groups import sharded
+from envs.pipeline.objective import DataParallelPipeline, PipelineBaselines, PipelineObjective
+from envs.pipeline.pipeline import PipelineError
+from envs.pipeline.schedules import LETTERS
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
+from envs.simulator.data_parallel import DataParallelStep
+from envs.simulator.simulate import SimulatedStep
 from graphs.system.csv_files import write_rows
 from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic
 from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
+OF_STAGES = "of each stage: forward + backward of a microbatch, peak memory of its device"
 NAME_CHARS, OP_CHARS = 12, 20
 PIPELINE, PARALLEL = "the pipeline", "data parallelism"
 SIMPLEST_FIRST = {name: rank for rank, name in enumerate(("one device", PIPELINE, PARALLEL))}
-NO_OTHERS: Mapping[Any, PipelineTime] = {}
+NO_OTHERS: Mapping[str, SimulatedStep] = {}
+UNCUT = {
+    "faster": ", the batch uncut",
+    "too large": ", cut, as the whole batch does not fit",
+    "unknown": ", cut, as the whole batch is not compared: {error}",
+}
+"""Words on the batch uncut on one device, by how it compares."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ def pipeline_advice(
     step: PipelineTime,
     baselines: PipelineBaselines,
     own: str = PIPELINE,
-    others: Mapping[str, PipelineTime] = NO_OTHERS,
+    others: Mapping[str, SimulatedStep] = NO_OTHERS,
 ) -> str:
     """Says what to use, and by how much it is faster: the step that is called `own`, others or baselines."""
     steps = {own: (step.total_s, step.fits)} if n_stages > 1 or own != PIPELINE else {}
@@ -123,39 +136,112 @@ def pipeline_advice(
     return f"use {best}: {', '.join(clauses)}"
 
 
-def pipeline_lines(
-    objective: PipelineObjective,
-    stages: Stages,
-    step: PipelineTime,
-    best_steps: Mapping[int | str, PipelineTime] = NO_OTHERS,
-) -> list[str]:
-    """Says what a pipeline brings, also over the best of other numbers of replicas, and what stages need."""
-    pipeline, n_stages, n_devices = objective.pipeline, len(stages.devices), objective.problem.n_devices
-    count = int(pipeline.replicas)
-    others = {
-        _called(number, n_devices, "pipelines" if number > 1 else "one pipeline"): best_steps[number]
-        for number in sorted(map(int, best_steps.keys() - {count}))
-    }
-    shape = f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}"
-    if count > 1:
-        shape = f"{count} replicas of {shape}" + ", optimizer sharded" * pipeline.shard_optimizer
-    elif not others and any(n_devices % divisor == 0 for divisor in range(2, n_devices)):
-        shape += "; replicas not compared (replicas='auto')"
-    own = _called(count, n_devices, PIPELINE)
-    host = host_line(objective, objective.without_host().pipelined.simulate(stages).total_s)
-    advice = as_graph(host) + pipeline_advice(n_stages, step, objective.baselines, own, others)
-    lines = ["\n".join([*host_lines(host), advice]), shape, *_pace_lines(objective, step, others)]
-    lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
-    are_alike = len(set(objective.members)) == 1
-    for row in islice(stage_rows(objective.pipelined, stages, step), n_stages if are_alike else None):
-        times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")
-        device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
-        lines.append(
-            f"stage {row.stage} on {device}, to {last}: "
-            f"{times}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
-            f"{row.peak_bytes / GIB:.2f} of {row.memory_bytes / GIB:.2f} GiB{again}"
+class Summary(NamedTuple):
+    """Words on a pipeline, and on the steps that it is compared with."""
+
+    advice: str  # what to use, after lines on the host
+    shape: str  # stages, microbatches and schedule
+    paces: list[str]  # a line each for the pipeline and what it is compared with
+    stages: list[str]  # a line each
+
+    def lines(self) -> list[str]:
+        """Lists all lines."""
+        return [self.advice, self.shape, *self.paces, OF_STAGES, *self.stages]
+
+
+class PipelineView(View):
+    """The view of a pipeline."""
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The placement cut into stages."""
+        stages: Stages = self.objective.cut(self.placement)
+        return stages
+
+    @property
+    def data_parallel(self) -> DataParallelStep:
+        parallel: DataParallelStep = self.objective.baselines.data_parallel
+        return parallel
+
+    @cached_property
+    def told(self) -> Summary:
+        """The words on the pipeline, also on the best of other numbers of replicas."""
+        objective, pipeline, n_stages = self.objective, self.objective.pipeline, len(self.stages.devices)
+        count, n_devices = int(pipeline.replicas), objective.problem.n_devices
+        others = {
+            _called(number, n_devices, "pipelines" if number > 1 else "one pipeline"): self.best_steps[number]
+            for number in sorted(map(int, self.best_steps.keys() - {count}))
+        }
+        shape = f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}"
+        if count > 1:
+            shape = f"{count} replicas of {shape}" + ", optimizer sharded" * pipeline.shard_optimizer
+        elif not others and any(n_devices % divisor == 0 for divisor in range(2, n_devices)):
+            shape += "; replicas not compared (replicas='auto')"
+        host = host_line(objective, objective.without_host().pipelined.simulate(self.stages).total_s)
+        own = _called(count, n_devices, PIPELINE)
+        advice = as_graph(host) + pipeline_advice(n_stages, self.step, objective.baselines, own, others)
+        are_alike = len(set(objective.members)) == 1
+        return Summary(
+            advice="\n".join([*host_lines(host), advice]),
+            shape=shape,
+            paces=_pace_lines(objective, self.step, others),
+            stages=list(map(_stage_line, self.table()[: n_stages if are_alike else None])),
         )
-    return lines
+
+    def summary(self, where: str, bound: str, ops: str) -> list[str]:
+        advice, shape, paces, _ = self.told
+        return [advice, f"{where}: {shape}", *paces, bound, ops]
+
+    def explain(self) -> list[str]:
+        return self.told.lines() + [f"chosen from: {'; '.join(self.tried)}"] * (len(self.tried) > 1)
+
+    def table(self) -> list[StageRow]:
+        return list(stage_rows(self.objective.pipelined, self.stages, self.step))
+
+    def trace(self) -> dict[str, Any]:
+        actions = (
+            complete_event(
+                f"{action.stage}{LETTERS[action.kind]}{action.microbatch}" if action.stage >= 0 else "update",
+                (DEVICES, action.device),
+                (action.start_s, action.end_s),
+                {"stage": action.stage, "microbatch": action.microbatch},
+            )
+            for action in self.step.actions
+            if action.end_s > action.start_s
+        )
+        return {"displayTimeUnit": "ms", "traceEvents": [*device_names(self.objective.problem), *actions]}
+
+    def hand_over(self, folder: Path, name: str) -> list[str]:
+        """Writes the table of stages, the trace and what the pipeline brings; returns the lines of that.
+
+        The files are, after the name of the placement, `.stages.csv`, `.trace.json` and `.explain.txt`.
+        """
+        write_rows(folder / f"{name}.stages.csv", StageRow, self.table())
+        write_trace(folder / f"{name}.trace.json", self.trace())
+        lines = self.told.lines()
+        write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
+        return lines
+
+    def check_compiles(self) -> None:
+        """Refuses a pipeline, whose stages run in a script under torchrun.
+
+        Raises:
+            PipelineError: always.
+        """
+        raise PipelineError(
+            "compile runs no pipeline; run plan.pipeline_stages(module) under torchrun, as pipeline.py in "
+            "docs/how-to/pipelines.md does"
+        )
+
+
+def _stage_line(row: StageRow) -> str:
+    times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")
+    device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
+    return (
+        f"stage {row.stage} on {device}, to {last}: "
+        f"{times}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
+        f"{row.peak_bytes / GIB:.2f} of {row.memory_bytes / GIB:.2f} GiB{again}"
+    )
 
 
 def _called(n_replicas: int, n_devices: int, pipelines: str) -> str:
@@ -165,15 +251,16 @@ def _called(n_replicas: int, n_devices: int, pipelines: str) -> str:
 
 
 def _pace_lines(
-    objective: PipelineObjective, step: PipelineTime, others: Mapping[str, PipelineTime]
+    objective: PipelineObjective, step: PipelineTime, others: Mapping[str, SimulatedStep]
 ) -> list[str]:
     """Says the pace and the most memory of a device, of the pipeline and what it is compared with."""
     baselines, parallel = objective.baselines, objective.baselines.data_parallel
     on = f" on {parallel.n_replicas} device{'s' * (parallel.n_replicas > 1)}"
     batches = ", each a whole batch of its own" * parallel.own_batches
-    rows: list[tuple[str, float, PipelineTime | DataParallelPipeline, str, str]] = [
+    uncut = UNCUT.get(baselines.uncut, "").format(error=objective.whole)
+    rows: list[tuple[str, float, SimulatedStep | DataParallelPipeline, str, str]] = [
         ("pipeline", step.total_s, step, "", f", {step.bubble_share:.0%} idle"),
-        ("one device", baselines.single.total_s, baselines.single, "", baselines.uncut),
+        ("one device", baselines.single.total_s, baselines.single, "", uncut),
         (PARALLEL, parallel.step_s, parallel, on, batches),
         *((name, other.total_s, other, "", "") for name, other in others.items()),
     ]
@@ -183,18 +270,4 @@ def _pace_lines(
         memory = "" if simulated.fits else ", had it the memory"
         peak = f"{np.max(simulated.peak_bytes) / GIB:.3g} GiB"
         lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{devices}{memory}{remark}, {peak}")
-    return lines
-
-
-def write_pipeline_handover(
-    folder: Path, name: str, objective: PipelineObjective, stages: Stages, step: PipelineTime
-) -> list[str]:
-    """Writes the table of stages, the trace and what the pipeline brings; returns the lines of that.
-
-    The files are, after the name of the placement, `.stages.csv`, `.trace.json` and `.explain.txt`.
-    """
-    write_rows(folder / f"{name}.stages.csv", StageRow, stage_rows(objective.pipelined, stages, step))
-    write_trace(folder / f"{name}.trace.json", pipeline_trace(objective.pipelined, step))
-    lines = pipeline_lines(objective, stages, step)
-    write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
     return lines

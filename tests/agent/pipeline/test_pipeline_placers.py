@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.placers.base import PLACERS, Budget, SearchState, names_of
-from agent.placers.pipeline import annealing
-from agent.placers.pipeline.equal import balanced, cut_equally
+from agent.pipeline import annealing
+from agent.pipeline.equal import cut_equally
+from agent.pipeline.search import PipelineSearch
+from agent.placers.base import PIPELINE_PLACERS, Budget, PlacementResult, names_of
 from envs.cluster.presets import get_cluster
-from envs.objective import PIPELINE, Cuts, PipelineObjective
+from envs.objective import PIPELINE
+from envs.pipeline.chain import Cuts
+from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
@@ -35,11 +38,15 @@ def small(
     return PipelineObjective(Problem(graph, cluster), Pipeline(schedule, 6))
 
 
+def place(name: str, objective: PipelineObjective, evaluations: int) -> PlacementResult:
+    return PIPELINE_PLACERS[name].place(objective, Budget(evaluations), np.random.default_rng(0))
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", names_of(PIPELINE))
 def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name: str, schedule: str) -> None:
     pipelined = small(3, schedule)
-    found = PLACERS[name].place(pipelined, Budget(50), np.random.default_rng(0))
+    found = place(name, pipelined, 50)
     stages = stages_of(pipelined.problem, found.placement)
     assert stages.stage_of.tolist() == found.placement.stage_of.tolist()
     plain = plain_step(pipelined.problem, pipelined.pipeline, stages)
@@ -48,7 +55,7 @@ def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name:
     assert found.evaluations <= 50
 
 
-def every_plan(search: SearchState, recomputes: bool) -> Iterator[Cuts]:
+def every_plan(search: PipelineSearch, recomputes: bool) -> Iterator[Cuts]:
     """Yields all plans on three devices."""
     for n in range(1, 4):
         for ranks in permutations(range(3), n):
@@ -62,14 +69,14 @@ def every_plan(search: SearchState, recomputes: bool) -> Iterator[Cuts]:
 )
 def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: float) -> None:
     pipelined = small(seed, schedule, n_layers=6)
-    search = SearchState(pipelined, Budget(10**6))
+    search = PipelineSearch(pipelined, Budget(10**6))
     if memory < 1:
-        alone = PLACERS["single"].place(pipelined, Budget(200), np.random.default_rng(0))
+        alone = place("single", pipelined, 200)
         limits = np.full(3, memory * alone.step_time.peak_bytes.max())
         pipelined = PipelineObjective(pipelined.problem.with_memory(limits), pipelined.pipeline)
-        search = SearchState(pipelined, Budget(10**6))
+        search = PipelineSearch(pipelined, Budget(10**6))
     best = min(search.score_cuts(cuts) for cuts in every_plan(search, memory < 1))
-    found = PLACERS["refine"].place(pipelined, Budget(4_000), np.random.default_rng(0))
+    found = place("refine", pipelined, 4_000)
     over_bytes = np.maximum(found.step_time.peak_bytes - pipelined.problem.cluster.memory_bytes, 0).sum()
     assert (over_bytes, found.step_time.total_s) == pytest.approx(best)
 
@@ -77,14 +84,14 @@ def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: fl
 def test_a_split_takes_less_memory_until_the_simulated_plan_fits() -> None:
     graph, cluster = load_family("gpt")[0], get_cluster("4xv100")
     ample = PipelineObjective(Problem(graph, cluster), Pipeline("1f1b", 8))
-    need = PLACERS["pipedream"].place(ample, Budget(10), np.random.default_rng(0)).step_time.peak_bytes
+    need = place("pipedream", ample, 10).step_time.peak_bytes
     devices = tuple(replace(device, memory_bytes=0.8 * need.max()) for device in cluster.devices)
     scarce = PipelineObjective(Problem(graph, replace(cluster, devices=devices)), ample.pipeline)
-    assert PLACERS["pipedream"].place(scarce, Budget(10), np.random.default_rng(0)).step_time.fits
+    assert place("pipedream", scarce, 10).step_time.fits
 
 
 def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:
-    search = SearchState(small(5, n_layers=9), Budget(1))
+    search = PipelineSearch(small(5, n_layers=9), Budget(1))
     seconds = search.pipelined.chain.seconds[:2].sum(axis=0)
     ranks = (2, 0, 1)
 
@@ -95,7 +102,7 @@ def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:
         )  # greatest of any stage
 
     least = min(load((0, *cuts)) for cuts in combinations(range(1, len(seconds)), 2))
-    assert load(balanced(search, ranks).first) == pytest.approx(least)
+    assert load(search.pipelined.balanced(ranks).first) == pytest.approx(least)
 
 
 def test_equal_shares_leave_no_stage_empty() -> None:
@@ -115,20 +122,20 @@ def test_refine_starts_from_a_plan_that_fits_if_none_of_equal_time_does(
     )
     problem = Problem(graph, replace(cluster, devices=devices))
     pipelined = PipelineObjective(problem, replace(wide.pipeline, may_recompute=False))
-    assert PLACERS["refine"].place(pipelined, Budget(8), np.random.default_rng(0)).step_time.fits
+    assert place("refine", pipelined, 8).step_time.fits
     monkeypatch.setattr(annealing, "PROGRAMME_S", np.inf)
-    assert not PLACERS["refine"].place(pipelined, Budget(8), np.random.default_rng(0)).step_time.fits
+    assert not place("refine", pipelined, 8).step_time.fits
 
 
 def test_memory_decides_before_time() -> None:
     graph = load_family("gpt")[0]
     cluster = get_cluster("4xv100")
     one = PipelineObjective(Problem(graph, cluster), Pipeline("1f1b", 8))
-    need = PLACERS["single"].place(one, Budget(10), np.random.default_rng(0)).step_time.peak_bytes.max()
+    need = place("single", one, 10).step_time.peak_bytes.max()
     devices = tuple(replace(device, memory_bytes=0.45 * need) for device in cluster.devices)
     scarce = PipelineObjective(Problem(graph, replace(cluster, devices=devices)), Pipeline("1f1b", 8))
-    single = PLACERS["single"].place(scarce, Budget(10), np.random.default_rng(0))
-    found = PLACERS["refine"].place(scarce, Budget(300), np.random.default_rng(0))
+    single = place("single", scarce, 10)
+    found = place("refine", scarce, 300)
     assert not single.step_time.fits
     assert found.step_time.fits
 
@@ -143,7 +150,7 @@ def test_searches_end_before_their_seconds_are_spent(name: str, monkeypatch: pyt
 
     monkeypatch.setattr(PipelinedProblem, "_run", simulate_for_a_second)
     budget = Budget(None, 12.0, lambda: clock[0])
-    assert PLACERS[name].place(small(0), budget, np.random.default_rng(0)).step_time.fits
+    assert PIPELINE_PLACERS[name].place(small(0), budget, np.random.default_rng(0)).step_time.fits
     assert (9.0 if name != "single" else 3.0) <= clock[0] <= 12.0
 
 
@@ -151,4 +158,4 @@ def test_clusters_that_run_no_pipeline_are_refused() -> None:
     graph = load_family("gpt")[0]
     shared = PipelineObjective(Problem(graph, get_cluster("placeto-k80")), Pipeline("1f1b", 8))
     with pytest.raises(PipelineError, match="has schedule 'fifo'; a pipeline needs 'program'"):
-        PLACERS["single"].place(shared, Budget(1), np.random.default_rng(0))
+        place("single", shared, 1)

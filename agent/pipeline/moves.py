@@ -9,18 +9,17 @@ from itertools import accumulate
 
 import numpy as np
 
-from agent.placers.pipeline.equal import balanced
-from agent.placers.state import SearchState
-from envs.objective import Cuts
+from agent.pipeline.search import PipelineSearch
+from envs.pipeline.chain import Cuts
 
-Move = Callable[[SearchState, Cuts, np.random.Generator], Cuts | None]
+Move = Callable[[PipelineSearch, Cuts, np.random.Generator], Cuts | None]
 """Draws a plan next to another; None where there is none of its kind."""
 
 DRAWS = 20
 """Draws of a move, at most, until there is one of its kind."""
 
 
-def neighbour(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def neighbour(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Draws a plan next to another."""
     for _ in range(DRAWS):
         moved = MOVES[bisect(BOUNDS, sum(_WEIGHTS.values()) * rng.random())](search, cuts, rng)
@@ -29,7 +28,7 @@ def neighbour(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts
     return None
 
 
-def shifted(search: SearchState, cuts: Cuts, stage: int, by: int) -> Cuts | None:
+def shifted(search: PipelineSearch, cuts: Cuts, stage: int, by: int) -> Cuts | None:
     """Moves the cut before a stage; None where a stage would have no piece."""
     first = list(cuts.first)
     first[stage] += by
@@ -44,17 +43,17 @@ def toggled(cuts: Cuts, stage: int) -> Cuts:
     return cuts._replace(recomputed=tuple(recomputed) if any(recomputed) else ())
 
 
-def on_devices(search: SearchState, cuts: Cuts, ranks: Sequence[int]) -> Cuts | None:
+def on_devices(search: PipelineSearch, cuts: Cuts, ranks: Sequence[int]) -> Cuts | None:
     """Cuts stages of equal time for other devices; None where the schedule cannot use them."""
     if not search.pipelined.can_use(len(ranks)):
         return None
-    moved = balanced(search, ranks)
+    moved = search.pipelined.balanced(ranks)
     share = len(cuts.first) / len(moved.first)
     again = [cuts.recomputed[int(stage * share)] for stage in range(len(moved.first)) if cuts.recomputed]
     return moved._replace(recomputed=tuple(again) if any(again) else ())
 
 
-def _shift(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _shift(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     n_stages = len(cuts.first)
     if n_stages < 2:
         return None
@@ -62,11 +61,11 @@ def _shift(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | 
     return shifted(search, cuts, int(rng.integers(1, n_stages)), far if rng.random() < 0.5 else -far)
 
 
-def _recompute(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _recompute(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     return toggled(cuts, int(rng.integers(len(cuts.first)))) if search.can_recompute else None
 
 
-def _exchange(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Swaps two devices."""
     if len(cuts.ranks) < 2:
         return None
@@ -74,11 +73,11 @@ def _exchange(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts
     ranks = list(cuts.ranks)
     ranks[one], ranks[other] = ranks[other], ranks[one]
     if rng.random() < 0.5:
-        return balanced(search, ranks)._replace(recomputed=cuts.recomputed)
+        return search.pipelined.balanced(ranks)._replace(recomputed=cuts.recomputed)
     return cuts._replace(ranks=tuple(ranks))
 
 
-def _replace(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Uses another device for one."""
     others = _unused(search, cuts)
     if not others:
@@ -88,7 +87,7 @@ def _replace(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts 
     return cuts._replace(ranks=tuple(ranks))
 
 
-def _add(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _add(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Adds a stage on an unused device."""
     others, ranks = _unused(search, cuts), list(cuts.ranks)
     if not others:
@@ -97,7 +96,7 @@ def _add(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | No
     return on_devices(search, cuts, ranks)
 
 
-def _remove(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _remove(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Removes a stage."""
     ranks = list(cuts.ranks)
     if len(ranks) < 2:
@@ -106,7 +105,7 @@ def _remove(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts |
     return on_devices(search, cuts, ranks)
 
 
-def _unused(search: SearchState, cuts: Cuts) -> list[int]:
+def _unused(search: PipelineSearch, cuts: Cuts) -> list[int]:
     return [device for device in range(search.problem.n_devices) if device not in cuts.ranks]
 
 

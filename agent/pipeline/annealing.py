@@ -1,4 +1,4 @@
-"""Search on the simulated pipelined step: simulated annealing over cuts, devices and recomputation."""
+"""Search on the simulated pipelined step: annealing of cuts, from one device or plans of equal time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from itertools import permutations
 
 import numpy as np
 
-from agent.placers.pipeline.equal import balanced
-from agent.placers.pipeline.moves import neighbour, shifted, toggled
-from agent.placers.pipeline.pipedream import pipedream
-from agent.placers.state import SearchState
-from envs.objective import OVER_BYTES, TOTAL_S, Cuts
+from agent.pipeline.moves import neighbour, shifted, toggled
+from agent.pipeline.pipedream import pipedream
+from agent.pipeline.search import PipelineSearch
+from agent.placers.base import placer
+from envs.objective import OVER_BYTES, PIPELINE, TOTAL_S
+from envs.pipeline.chain import Cuts
 from envs.problem import kinds
 from graphs.system.array_types import IntArray
 
@@ -29,14 +30,24 @@ SHARES = (0.2, 0.6)
 """Progress at which `refine` ends its starts, and its descents."""
 
 
-def annealing(search: SearchState, rng: np.random.Generator) -> None:
+@placer("single", places=[PIPELINE])
+def single(search: PipelineSearch, rng: np.random.Generator) -> None:
+    """Puts all on the device that is fastest alone; devices of equal time and memory count once."""
+    for cuts in search.pipelined.singles():
+        if search.left:
+            search.score_cuts(cuts)
+
+
+@placer("annealing", places=[PIPELINE], uses_rng=True)
+def annealing(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Anneals from the plan of equal time on all devices."""
-    start = balanced(search, range(search.pipelined.usable[0]))
+    start = search.pipelined.balanced(range(search.pipelined.usable[0]))
     search.score_cuts(start)
     anneal(search, start, rng)
 
 
-def refine(search: SearchState, rng: np.random.Generator) -> None:
+@placer("refine", places=[PIPELINE], uses_rng=True)
+def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Starts from plans of equal time on several orders and numbers of devices, descends, then anneals."""
     scored: list[tuple[tuple[float, float], Cuts]] = []
     for cuts in starts(search, rng):
@@ -55,20 +66,20 @@ def refine(search: SearchState, rng: np.random.Generator) -> None:
     anneal(search, _best(search), rng)
 
 
-def _best(search: SearchState) -> Cuts:
+def _best(search: PipelineSearch) -> Cuts:
     assert search.best_cuts is not None, "at least one plan was scored"
     return search.best_cuts
 
 
-def starts(search: SearchState, rng: np.random.Generator) -> Iterator[Cuts]:
+def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
     """Yields plans of equal time, all devices first, then fewer; equal devices count once."""
     alike = _alike(search)
     for n_ranks in search.pipelined.usable:
         for ranks in _orders(search, alike, n_ranks, rng):
-            yield balanced(search, ranks)
+            yield search.pipelined.balanced(ranks)
 
 
-def _alike(search: SearchState) -> IntArray:
+def _alike(search: PipelineSearch) -> IntArray:
     """A number for each device, equal for devices with equal times and memory whose links are equal too."""
     cluster = search.problem.cluster
     links = (np.sort(each, axis=1).T for each in (cluster.bytes_per_s, cluster.latency_s))
@@ -76,7 +87,7 @@ def _alike(search: SearchState) -> IntArray:
 
 
 def _orders(
-    search: SearchState, alike: IntArray, n_ranks: int, rng: np.random.Generator
+    search: PipelineSearch, alike: IntArray, n_ranks: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, ...]]:
     """Yields at most `MOST_ORDERS` orders of so many devices that are not alike."""
     n_devices, seen = search.problem.n_devices, set()
@@ -99,7 +110,7 @@ def _draws(fastest: Sequence[int], n_ranks: int, rng: np.random.Generator) -> It
         yield tuple(rng.permutation(fastest)[:n_ranks].tolist())
 
 
-def descend(search: SearchState, cuts: Cuts, until: float) -> Cuts:
+def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:
     """Moves cuts, ever less far, and recomputes stages or not, as long as that makes the step shorter.
 
     Args:
@@ -121,7 +132,7 @@ def descend(search: SearchState, cuts: Cuts, until: float) -> Cuts:
     return cuts
 
 
-def _moves(search: SearchState, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
+def _moves(search: PipelineSearch, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
     """Yields moves of each cut and, where memory binds, of the recomputation of each stage."""
     for stage in range(1, len(cuts.first)):
         for by in (far, -far):
@@ -131,7 +142,7 @@ def _moves(search: SearchState, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts
             yield partial(toggled, stage=stage)
 
 
-def anneal(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> None:
+def anneal(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> None:
     """Anneals a plan for what is left of the budget.
 
     Bytes over the memory limits count as time, the more the colder it is. The greatest cost of a plan that

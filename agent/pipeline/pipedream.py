@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.placers.base import SearchState, placer
-from agent.placers.pipeline.max_load import StageCosts, StageSums
-from envs.objective import OVER_BYTES, PIPELINE, Cuts
+from agent.pipeline.max_load import StageCosts, StageSums
+from agent.pipeline.search import PipelineSearch
+from agent.placers.base import placer
+from envs.objective import OVER_BYTES, PIPELINE
+from envs.pipeline.chain import Cuts
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import kinds
 from graphs.limits import ROUNDING
@@ -49,7 +51,7 @@ class StageSplit(NamedTuple):
 
 
 @placer("pipedream", places=[PIPELINE])
-def pipedream(search: SearchState, rng: np.random.Generator) -> None:
+def pipedream(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Scores the split of the chain of least max-load, with ever less memory until one fits.
 
     It ends sooner where another split is likely to end too late.

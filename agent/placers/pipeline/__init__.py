@@ -1,1 +1,0 @@
-"""Placers of pipelines: cuts of a graph into stages, and a device for each stage."""

@@ -50,7 +50,7 @@ class SharedCheckpoints(CheckpointFolder):
         return found if is_first else super().latest()
 
 
-class Worker(LocalContext):
+class WorkerContext(LocalContext):
     """Trains with the other workers; the first one writes the run.
 
     Args:
@@ -89,7 +89,7 @@ class Worker(LocalContext):
             super()._on_signal(number, frame)
 
 
-def _context(group: ProcessGroup, resolve: Resolve, told: Told | None, scratch: Path) -> Worker:
+def _context(group: ProcessGroup, resolve: Resolve, told: Told | None, scratch: Path) -> WorkerContext:
     """Makes the context of this worker; all workers call it together, and raise the same `InputError`.
 
     Args:
@@ -97,10 +97,10 @@ def _context(group: ProcessGroup, resolve: Resolve, told: Told | None, scratch: 
     """
     if group.rank != FIRST:
         config = TrainConfig.from_json(json.loads(group.broadcast(b"")), "first worker")
-        return Worker(config, scratch / "run", resume=False, console=Console(quiet=True), group=group)
+        return WorkerContext(config, scratch / "run", resume=False, console=Console(quiet=True), group=group)
     config, folder, resume = resolve()
     group.broadcast(json.dumps(config.to_json()).encode())
-    return Worker(config, folder, resume=resume, group=group, told=told)
+    return WorkerContext(config, folder, resume=resume, group=group, told=told)
 
 
 def check_workers_fit(config: TrainConfig, size: int) -> None:

@@ -50,14 +50,24 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 KERNELS = [(path, kernel) for path in MODULES for kernel in kernels(path)]
 
 
+def heads(path: Path) -> str:
+    """Docstrings of a module and of its packages, which say what their kernels share."""
+    files = [path, *(folder / "__init__.py" for folder in path.parents if (folder / "__init__.py").exists())]
+    return "\n".join(ast.get_docstring(tree_of(file)) or "" for file in files)
+
+
 def test_kernels_say_what_they_take() -> None:
+    """Each of three or more arguments is an entry, or stated in a head; no entry repeats one of a head."""
     assert len(KERNELS) > 60
     for path, kernel in KERNELS:
         parameters = [argument.arg for argument in kernel.args.args]
-        section = (ast.get_docstring(kernel) or "").partition("Args:")[2]
-        section += ast.get_docstring(tree_of(path)) or ""  # what is one type in all kernels of a module
-        missing = [name for name in parameters if not re.search(rf"\b{name}\b", section)]
+        section, shared = (ast.get_docstring(kernel) or "").partition("Args:")[2], heads(path)
+        missing = [name for name in parameters if not re.search(rf"\b{name}\b", section + shared)]
         assert len(parameters) < 3 or not missing, f"{path}: {kernel.name} says nothing of {missing}"
+        repeated = {line.strip() for line in section.splitlines() if ": " in line} & {
+            line.strip() for line in shared.splitlines()
+        }
+        assert not repeated, f"{path}: {kernel.name} repeats {repeated}"
 
 
 def assert_columns_have_names(path: Path, tree: ast.AST, packed: tuple[str, ...]) -> None:

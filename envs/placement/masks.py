@@ -66,9 +66,6 @@ def fill_mask(m, p, episode, op, rules, mask):
     """Marks the allowed devices with free memory for the unit of an op, or all; it may stay where it is.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
-        op: index of the op, int.
-        rules: `MdpRules`; whether the memory counts.
         mask: int8 (max_devices,); written.
 
     Returns:

@@ -1,12 +1,4 @@
-"""The state of episodes, in flat arrays that the kernels read and write.
-
-The kernels of this package share three arguments:
-
-    m: `MdpArrays`; placement units, footprints and scales of the problem.
-    p: `ProblemArrays`; graph and cluster as the simulator reads them.
-    episode: `Episode`; state of the episode; its arrays are views into `Episodes`.
-    timeline: `Timeline`.
-"""
+"""The state of episodes, in flat arrays that the kernels read and write."""
 
 from __future__ import annotations
 
@@ -149,16 +141,17 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
 
 @kernel(entry=True)
 def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, waits, tail_s):
-    """Finds the updates that outputs go to, and the least time from each op to the end of the step.
+    """Finds the update that each op's output goes to, and the least time from each op to the end of the step.
 
-    That is the update, an op that no episode visits, that reads the op's largest tensor, the first of equal
-    ones; or that of the only op that reads all that the op makes and adds to as large a gradient.
+    The update is an op that no episode visits. Of those that read a tensor of the op, it is the one that
+    reads the largest tensor, or the first of equal ones. An op whose only output has one reader, which adds
+    it to a gradient of the same size, shares the update of that reader.
 
     Args:
-        p: `ProblemArrays`. is_compute: as in `MdpArrays`.
-        least_s: the least time of each op on a device, (n_ops,).
-        update: filled with -1; written. update_bytes, is_gradient, tail_s: zeros; written; as in `MdpArrays`.
-        waits: 1 where a compute op is placed alone; written; as in `MdpArrays`.
+        is_compute: as in `MdpArrays`.
+        least_s: least time of each op on a device, seconds, (n_ops,).
+        update, update_bytes, is_gradient, tail_s: as in `MdpArrays`, -1 or zeros before; written.
+        waits: as in `MdpArrays`, 1 where a compute op is placed alone before; written.
     """
     for op in range(len(p.is_source) - 1, -1, -1):
         first, last = p.output_ptr[op], p.output_ptr[op + 1]
@@ -188,8 +181,9 @@ def _find_joins(p, is_compute, joined, beside, moved_bytes):
     reads besides, its largest tensor counts, the first of equal ones.
 
     Args:
-        p: `ProblemArrays`. is_compute: as in `MdpArrays`.
-        joined, beside: filled with -1; written. moved_bytes: zeros; written; (n_ops,) each.
+        is_compute: as in `MdpArrays`.
+        joined, beside: as in `MdpArrays`, -1 before; written.
+        moved_bytes: bytes of the smaller tensor, zeros before, (n_ops,); written.
     """
     for reader in range(len(is_compute)):
         first, last = p.input_ptr[reader], p.input_ptr[reader + 1]
@@ -207,18 +201,13 @@ def _find_joins(p, is_compute, joined, beside, moved_bytes):
 
 @kernel
 def updated_s(m, p, timeline, device_of, waiting_s, op, device, finish):
-    """Returns when the update that an op's output goes to would end, were its device free.
+    """Returns when the update that an op's output goes to would end, were its device free, in seconds.
 
-    Where it is on another device, the output is sent behind all that its link carries or has to carry.
+    Where it is on another device, the output is sent behind all that its link carries or has to carry. If
+    there is no such update, or it is not placed yet, that is the finish of the op.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
-        waiting_s: as in `Episode`.
-        op, device: indices, int.
         finish: finish of the op on the device, seconds.
-
-    Returns:
-        Seconds; `finish` if there is no such update, or it is not placed yet.
     """
     target = update_device(m, device_of, op, device)
     if target < 0:
@@ -234,11 +223,7 @@ def updated_s(m, p, timeline, device_of, waiting_s, op, device, finish):
 
 @kernel
 def update_device(m, device_of, op, device):
-    """Returns the device of the update that the output of an op goes to, -1 if none is placed.
-
-    Args:
-        m: `MdpArrays`. device_of: device of each op, int64 (n_ops,). op, device: indices, int.
-    """
+    """Returns the device of the update that the output of an op goes to, -1 if none is placed."""
     update = m.update[op]
     if update < 0:
         return -1
@@ -250,9 +235,7 @@ def queue_gradient(m, p, device_of, waiting_s, op):
     """Adds the copy of a gradient that its update reads elsewhere to what its link carries after all else.
 
     Args:
-        device_of: device of each op, int64 (n_ops,).
-        waiting_s: as in `Episode`; written.
-        op: index of a placed op, int.
+        waiting_s: written.
     """
     source, target = device_of[op], update_device(m, device_of, op, device_of[op])
     if m.is_gradient[op] and target >= 0 and p.link[source, target] >= 0:
@@ -328,16 +311,7 @@ def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray)
 
 @kernel
 def episode_at(episodes, p, e):
-    """Returns views of one episode, cut to its problem's size.
-
-    Args:
-        episodes: `Episodes`; episodes side by side.
-        p: `ProblemArrays`; the episode's problem.
-        e: index of the episode, int.
-
-    Returns:
-        An `Episode` whose arrays are views.
-    """
+    """Returns views of one episode, cut to its problem's size."""
     n_ops, n_devices = len(p.is_source), len(p.memory)
     n_slots = len(p.producer) * n_devices
     rows = episodes.timeline
@@ -368,8 +342,7 @@ def simulate_op(m, p, episode, op, device, moves_unit):
     """Shows a full simulation an op on a device, and the source ops of its unit or the whole unit with it.
 
     Args:
-        episode: `Episode`; `simulated` is written.
-        op: index of the op, int.
+        episode: `simulated` is written.
         device: index of the device, int; -1 hides them again.
         moves_unit: whether the whole unit goes there, bool.
     """

@@ -6,9 +6,6 @@ numbers of decisions; then everything is rolled back. So a policy sees what othe
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
-
-In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `timeline` a
-`Timeline`.
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ def simulate_rollouts(m, p, episode, ahead):
 
     Args:
         episode: `Episode`, incremental; changed and restored.
-        ahead: `RolloutScratch`; `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch.
+        ahead: `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch.
     """
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
@@ -102,11 +99,11 @@ def simulate_ahead(m, p, episode, first_device, first, ahead):
     others, which the rule does not know of. If there are such ops, another rollout is needed.
 
     Args:
-        episode: `Episode`; `device_of` and the timeline are written.
+        episode: `device_of` and the timeline are written.
         first_device: index of the candidate, int.
         first: index of the first horizon to record: 0 for all of them, `PATH` for that alone.
-        ahead: `RolloutScratch` with an empty log; written: the column `first_device` of the results, and
-            what `restore_episode` needs.
+        ahead: `RolloutScratch` with an empty log; written: the column `first_device` of the results, and what
+            `restore_episode` needs.
 
     Returns:
         Numbers of units placed and of visits looked at, and whether the path needs another rollout.
@@ -160,19 +157,16 @@ def simulate_ahead(m, p, episode, first_device, first, ahead):
 
 @kernel
 def least_step_s(m, p, episode, last, time_s):
-    """Finds the least that the step can be by when each op to come could start.
+    """Returns the least that the step can be by when each op to come could start, in seconds.
 
     An op can start where it comes soonest: its device is free, and what it reads of placed ops is there, sent
     behind all that links carry so far. So a link or device that is blocked for it is seen long before it is.
-    Only those ops count that would lengthen the step if they started when all devices are free.
+    Only those ops count that would lengthen the step if they started when all devices are free, and none if
+    the visits are not in program order.
 
     Args:
-        episode: `Episode`; if its visits are not in program order, no op to come counts.
         last: index of the op visited last, int.
         time_s: the least that the step can be by the visited ops, seconds.
-
-    Returns:
-        Seconds, at least `time_s`.
     """
     state, longest_s, free_s = episode.state, time_s, 0.0
     for device in range(len(p.memory)):
@@ -191,14 +185,10 @@ def least_step_s(m, p, episode, last, time_s):
 
 @kernel
 def earliest_s(p, episode, op, enough_s):
-    """Finds when an op to come could start on the device where it comes soonest.
+    """Returns when an op to come could start on the device where it comes soonest, in seconds.
 
     Args:
-        p: `ProblemArrays`. episode: `Episode`. op: index, int.
-        enough_s: time, seconds, up to which no earlier one is looked for.
-
-    Returns:
-        Seconds.
+        enough_s: time up to which no earlier one is looked for, seconds.
     """
     timeline, device_of, earliest = episode.timeline, episode.device_of, np.inf
     for device in range(len(p.memory)):
@@ -214,11 +204,7 @@ def earliest_s(p, episode, op, enough_s):
 
 @kernel(inline=True)
 def drained(p, timeline, updates_s):
-    """Returns when the last device would have run the updates placed on it, in seconds.
-
-    Args:
-        p: `ProblemArrays`. timeline: `Timeline`. updates_s: as in `Episode`.
-    """
+    """Returns when the last device would have run the updates placed on it, in seconds."""
     until = 0.0
     for device in range(len(p.memory)):
         until = max(until, timeline.free[device] + updates_s[device])
@@ -227,15 +213,10 @@ def drained(p, timeline, updates_s):
 
 @kernel(inline=True)
 def soonest_use(m, p, episode, op, ahead):
-    """Finds where what an op makes is of use soonest, among the devices of its inputs, that of its update or
-    of what is read beside its output, and the one free soonest; without memory if no device has enough.
+    """Returns the device on which what an op makes is of use soonest.
 
-    Args:
-        op: index, int.
-        ahead: `RolloutScratch`; `load` is read.
-
-    Returns:
-        Device index.
+    Candidates are the devices of its inputs, that of its update or of what is read beside its output, and the
+    one free soonest. If no device has enough memory, it does not count.
     """
     timeline, device_of = episode.timeline, episode.device_of
     footprint, n_devices = m.footprint_bytes[m.unit_of[op]], len(p.memory)
@@ -265,18 +246,11 @@ def soonest_use(m, p, episode, op, ahead):
 
 @kernel
 def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
-    """Estimates when what an op makes is of use: the update that it goes to has ended, or else a mean of its
-    finish and of when it is in one place with what is read beside it; plus prices of the copies, each alone,
-    and of the time that the device waits for them, in which it runs nothing else.
+    """Estimates when what an op makes is of use, in seconds, with prices.
 
-    Args:
-        timeline: `Timeline` in which all placed producers have finished.
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
-        waiting_s: as in `Episode`.
-        op, device: indices, int.
-
-    Returns:
-        Seconds.
+    That is when the update that it goes to has ended, or else a mean of its finish and of when it is in one
+    place with what is read beside it. Added are prices of the copies, each alone, and of the time that the
+    device waits for them, in which it runs nothing else.
     """
     n_devices, ready, copies_s = len(p.memory), 0.0, 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
@@ -311,15 +285,7 @@ def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
 
 @kernel
 def there_s(p, timeline, tensor, source, device):
-    """Finds when a tensor is on a device, sent behind all that its link carries so far if it was not yet.
-
-    Args:
-        tensor: index, int.
-        source, device: where it is made and where it is to be, indices, int.
-
-    Returns:
-        Seconds.
-    """
+    """Returns when a tensor is on a device, in seconds; one not sent yet goes behind all that links carry."""
     made = timeline.finish[p.producer[tensor]]
     if source == device:
         return made
@@ -335,8 +301,8 @@ def restore_episode(m, episode, ahead, n_units, n_seen):
     """Takes back what `simulate_ahead` did to an episode.
 
     Args:
-        episode: `Episode`; `device_of` and the timeline are restored.
-        ahead: `RolloutScratch`; its log is emptied.
+        episode: `device_of` and the timeline are restored.
+        ahead: its log is emptied.
         n_units, n_seen: numbers of units placed and of visits looked at, int.
     """
     timeline, position = episode.timeline, episode.state[POSITION]

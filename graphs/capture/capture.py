@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
 from graphs.capture.step import Step, unwrapped
-from graphs.capture.tracing import trace, uncollected
+from graphs.capture.tracing import Trace, trace, uncollected
 from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
 from graphs.optimizers import DTYPES, Updates, rules_of
@@ -71,14 +72,14 @@ def capture_step(
             small tensors finds what it keeps. Unused in inference.
         master_weights: type (`fp32`) in which the optimizer keeps and updates a copy of narrower weights.
         gradient_dtype: type (`fp32`) in which gradients are accumulated; by default that of the weights.
-        training: whether to capture the backward pass of the loss too. If false, only the weights are
+        training: true to capture the backward pass of the loss too. If false, only the weights are
             resident.
         loss: the key or attribute of the loss in what the module returns, or a function of that. By default a
             scalar `loss` in it, else a scalar result or the first scalar of a tuple, else the mean of the
             float outputs, with a notice that names them.
         name: name of the graph; the class of the module by default.
         gpu: the GPUs whose kernels torch chooses; None = those of the processor.
-        notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
+        notify: function of a line that tells what the graph lacks: print it to stderr by default.
 
     Returns:
         The graph, and what is needed to run the step op by op. Op names are paths: `module/op`,
@@ -99,73 +100,93 @@ def capture_step(
     def say(line: str) -> None:
         notify(f"model '{name}': {line}")
 
-    try:
+    with _errors_of(name), uncollected():
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
         rules = rules_of(optimizer, module) if training else {}
-        dtypes: Any = [DTYPES.get(dtype, dtype) for dtype in (master_weights, gradient_dtype)]  # type: ignore[arg-type]
-        if not {*dtypes} <= {None, *DTYPES.values()}:
-            wrong = f"master_weights is {master_weights!r} and gradient_dtype {gradient_dtype!r}"
-            raise CaptureError(f"{wrong}; use {', '.join(DTYPES)} or None for each")
-        if any(dtypes) and gpu and gpu.precision in WHOLE:
-            raise CaptureError(
-                f"precision '{gpu.precision}' narrows all types, also those of master_weights and "
-                "gradient_dtype; give module.bfloat16() without a precision"
+        dtypes = _dtypes(master_weights, gradient_dtype, gpu)
+        made = partial(Step, module, inputs, training=training, loss=loss)
+        with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions, ExitStack() as stack:
+            step = made()
+            stack.enter_context(SourceLines())
+            marked = stack.enter_context(marked_regions())
+            fast = stack.enter_context(noticed_fast_paths())
+            unfused = stack.enter_context(gpu_kernels(gpu)) if gpu else {}
+            traced = _traced(step, made, say)
+        note_stored(traced.sources, module, inputs)
+        if traced.why_no_calls:
+            say(
+                "module names are lost, since torch's joint trace failed with "
+                f"{traced.why_no_calls}; placements stay valid"
             )
-        with uncollected():
-            with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
-                step = Step(module, inputs, training=training, loss=loss)
-                kernels = gpu_kernels(gpu) if gpu else nullcontext(())
-                marked_here, noticed = marked_regions(), noticed_fast_paths()
-                with SourceLines(), marked_here as marked, noticed as fast, kernels as unfused:
-                    try:
-                        traced = trace(step)
-                    except CaptureError as error:
-                        if not isinstance(error.__cause__, NEEDS_VALUES):
-                            raise
-                        values = KnownValues()
-                        known = Step(module, inputs, training=training, loss=loss, known_values=values)
-                        with torch.random.fork_rng(devices=()):
-                            traced = trace(known)
-                        step.averaged = known.averaged
-                        say(RAN)
-                        if values.may_be_random:
-                            say("those shapes and branches may follow from one draw of random numbers")
-            note_stored(traced.sources, module, inputs)
-            if traced.why_no_calls:
-                say(
-                    "module names are lost, since torch's joint trace failed with "
-                    f"{traced.why_no_calls}; placements stay valid"
-                )
-            for line in (*recompute_regions(traced, marked), *unfused, *traced.lost):
-                say(line)
-            if training and not traced.gradients:
-                say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
-            if fast and not training:
-                say(f"{', '.join(fast)}: {FAST}")
-            if step.averaged:
-                say(averaged_line(step.averaged, summed=step.averaged == loss))
-            if regions.lost:
-                say(
-                    "an autocast region for CUDA was made before the capture, without CUDA, "
-                    "and is disabled; make it in forward, or give a precision"
-                )
-            updates = Updates(rules, *dtypes).of_trained(traced.gradients, step.state, say)
-            builder = GraphBuilder(traced, step.state, updates)
-            graph = builder.build(name)
-            for line in cost_notices(builder.op_of_node):
-                say(line)
-            if cells := {type(each).__name__ for each in module.modules() if isinstance(each, nn.RNNBase)}:
-                say(f"{', '.join(sorted(cells))}: captured as ops of cells; cuDNN is faster on one GPU")
-            return CapturedStep(
-                graph=replace(graph, tied=step.tied, tree=module_tree(step.model)),
-                step=step,
-                trace=traced,
-                storages=builder.storages,
-                updates=updates,
-                op_of_node=builder.op_of_node,
-                op_of_source=builder.op_of_source,
-                op_of_update=builder.op_of_update,
+        for line in (*recompute_regions(traced, marked), *unfused, *traced.lost):
+            say(line)
+        if training and not traced.gradients:
+            say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
+        if fast and not training:
+            say(f"{', '.join(fast)}: {FAST}")
+        if step.averaged:
+            say(averaged_line(step.averaged, summed=step.averaged == loss))
+        if regions.lost:
+            say(
+                "an autocast region for CUDA was made before the capture, without CUDA, "
+                "and is disabled; make it in forward, or give a precision"
             )
+        updates = Updates(rules, *dtypes).of_trained(traced.gradients, step.state, say)
+        builder = GraphBuilder(traced, step.state, updates)
+        graph = builder.build(name)
+        for line in cost_notices(builder.op_of_node):
+            say(line)
+        if cells := {type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)}:
+            say(f"{', '.join(sorted(cells))}: captured as ops of cells; cuDNN is faster on one GPU")
+        return CapturedStep(
+            graph=replace(graph, tied=step.tied, tree=module_tree(step.model)),
+            step=step,
+            trace=traced,
+            storages=builder.storages,
+            updates=updates,
+            op_of_node=builder.op_of_node,
+            op_of_source=builder.op_of_source,
+            op_of_update=builder.op_of_update,
+        )
+
+
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Makes errors of a capture say which model it is of."""
+    try:
+        yield
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
+
+
+def _dtypes(master_weights: Any, gradient_dtype: Any, gpu: Gpu | None) -> list[Any]:
+    """Returns the types of master weights and of gradients, None where they are those of the weights."""
+    dtypes = [DTYPES.get(dtype, dtype) for dtype in (master_weights, gradient_dtype)]
+    if not {*dtypes} <= {None, *DTYPES.values()}:
+        wrong = f"master_weights is {master_weights!r} and gradient_dtype {gradient_dtype!r}"
+        raise CaptureError(f"{wrong}; use {', '.join(DTYPES)} or None for each")
+    if any(dtypes) and gpu and gpu.precision in WHOLE:
+        raise CaptureError(
+            f"precision '{gpu.precision}' narrows all types, also those of master_weights and "
+            "gradient_dtype; give module.bfloat16() without a precision"
+        )
+    return dtypes
+
+
+def _traced(step: Step, made: Callable[..., Step], say: Callable[[str], None]) -> Trace:
+    """Traces a step; one whose shapes or branches depend on values, with those that `made` keeps."""
+    try:
+        return trace(step)
+    except CaptureError as error:
+        if not isinstance(error.__cause__, NEEDS_VALUES):
+            raise
+        values = KnownValues()
+        with_values = made(known_values=values)
+        with torch.random.fork_rng(devices=()):
+            traced = trace(with_values)
+        step.averaged = with_values.averaged
+        say(RAN)
+        if values.may_be_random:
+            say("those shapes and branches may follow from one draw of random numbers")
+        return traced

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -100,62 +100,61 @@ def capture_step(
     def say(line: str) -> None:
         notify(f"model '{name}': {line}")
 
-    with _errors_of(name), uncollected():
-        if not isinstance(module, nn.Module):
-            raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
-        rules = rules_of(optimizer, module) if training else {}
-        dtypes = _dtypes(master_weights, gradient_dtype, gpu)
-        made = partial(Step, module, inputs, training=training, loss=loss)
-        with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions, ExitStack() as stack:
-            step = made()
-            stack.enter_context(SourceLines())
-            marked = stack.enter_context(marked_regions())
-            fast = stack.enter_context(noticed_fast_paths())
-            unfused = stack.enter_context(gpu_kernels(gpu)) if gpu else {}
-            traced = _traced(step, made, say)
-        note_stored(traced.sources, module, inputs)
-        if traced.why_no_calls:
-            say(
-                "module names are lost, since torch's joint trace failed with "
-                f"{traced.why_no_calls}; placements stay valid"
-            )
-        for line in (*recompute_regions(traced, marked), *unfused, *traced.lost):
-            say(line)
-        if training and not traced.gradients:
-            say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
-        if fast and not training:
-            say(f"{', '.join(fast)}: {FAST}")
-        if step.averaged:
-            say(averaged_line(step.averaged, summed=step.averaged == loss))
-        if regions.lost:
-            say(
-                "an autocast region for CUDA was made before the capture, without CUDA, "
-                "and is disabled; make it in forward, or give a precision"
-            )
-        updates = Updates(rules, *dtypes).of_trained(traced.gradients, step.state, say)
-        builder = GraphBuilder(traced, step.state, updates)
-        graph = builder.build(name)
-        for line in cost_notices(builder.op_of_node):
-            say(line)
-        if cells := {type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)}:
-            say(f"{', '.join(sorted(cells))}: captured as ops of cells; cuDNN is faster on one GPU")
-        return CapturedStep(
-            graph=replace(graph, tied=step.tied, tree=module_tree(step.model)),
-            step=step,
-            trace=traced,
-            storages=builder.storages,
-            updates=updates,
-            op_of_node=builder.op_of_node,
-            op_of_source=builder.op_of_source,
-            op_of_update=builder.op_of_update,
-        )
-
-
-@contextmanager
-def _errors_of(name: str) -> Iterator[None]:
-    """Makes errors of a capture say which model it is of."""
     try:
-        yield
+        with uncollected():
+            if not isinstance(module, nn.Module):
+                raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
+            rules = rules_of(optimizer, module) if training else {}
+            dtypes = _dtypes(master_weights, gradient_dtype, gpu)
+            made = partial(Step, module, inputs, training=training, loss=loss)
+            with (
+                unset_fake_temporarily(),
+                torch.device("cpu"),
+                cuda_autocast() as regions,
+                ExitStack() as stack,
+            ):
+                step = made()
+                stack.enter_context(SourceLines())
+                marked = stack.enter_context(marked_regions())
+                fast = stack.enter_context(noticed_fast_paths())
+                unfused = stack.enter_context(gpu_kernels(gpu)) if gpu else {}
+                traced = _traced(step, made, say)
+            note_stored(traced.sources, module, inputs)
+            if traced.why_no_calls:
+                say(
+                    "module names are lost, since torch's joint trace failed with "
+                    f"{traced.why_no_calls}; placements stay valid"
+                )
+            for line in (*recompute_regions(traced, marked), *unfused, *traced.lost):
+                say(line)
+            if training and not traced.gradients:
+                say("nothing is trained: no parameter requires a gradient, or none reaches the loss")
+            if fast and not training:
+                say(f"{', '.join(fast)}: {FAST}")
+            if step.averaged:
+                say(averaged_line(step.averaged, summed=step.averaged == loss))
+            if regions.lost:
+                say(
+                    "an autocast region for CUDA was made before the capture, without CUDA, "
+                    "and is disabled; make it in forward, or give a precision"
+                )
+            updates = Updates(rules, *dtypes).of_trained(traced.gradients, step.state, say)
+            builder = GraphBuilder(traced, step.state, updates)
+            graph = builder.build(name)
+            for line in cost_notices(builder.op_of_node):
+                say(line)
+            if cells := {type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)}:
+                say(f"{', '.join(sorted(cells))}: captured as ops of cells; cuDNN is faster on one GPU")
+            return CapturedStep(
+                graph=replace(graph, tied=step.tied, tree=module_tree(step.model)),
+                step=step,
+                trace=traced,
+                storages=builder.storages,
+                updates=updates,
+                op_of_node=builder.op_of_node,
+                op_of_source=builder.op_of_source,
+                op_of_update=builder.op_of_update,
+            )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
 

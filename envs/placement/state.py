@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from envs.placement.masks import Mask
     from envs.problem import Problem
 
-POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST, TO_COME = range(7)
-"""Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
-whether the timeline grows by one op at a time (1) or is simulated again (0), while constructing the number
-of ops that are decided and not visited yet, the number of decisions taken, and while constructing the numbers
-of units in `MdpArrays.by_seconds` that are known to be placed, and of ops in `by_end_s` that are known to be
-visited, which are all if visits are not in program order."""
+# Columns of `Episode.state`:
+POSITION = 0  # index of the visit at hand
+LAST_DEVICE = 1  # device of the last decision, -1 before the first
+IS_INCREMENTAL = 2  # 1 = the timeline grows by one op at a time, 0 = all is simulated again
+N_WAITING = 3  # ops that are decided and not visited yet, while constructing
+N_DECISIONS = 4  # decisions taken
+LONGEST = 5  # first units of `MdpArrays.by_seconds` that are seen to be placed, while constructing
+TO_COME = 6  # first ops of `MdpArrays.by_end_s` that are seen to be visited; all if not in program order
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -158,8 +160,8 @@ def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, w
         n_readers, reader, is_alone = 0, op, waits[op]
         for k in range(first, last):
             tensor = p.output_item[k]
-            for at in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                reader, n_readers = p.consumer_item[at], n_readers + 1
+            for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                reader, n_readers = p.consumer_item[j], n_readers + 1
                 waits[op] &= is_compute[reader] == 0
                 tail_s[op] = max(tail_s[op], tail_s[reader] + least_s[reader])
                 is_larger = p.size[tensor] > update_bytes[op]
@@ -190,10 +192,10 @@ def _find_joins(p, is_compute, joined, beside, moved_bytes):
         for k in range(first, last if is_compute[reader] else first):
             tensor, other = p.input_item[k], -1
             op = p.producer[tensor]
-            for other_k in range(first, last if is_compute[op] else first):
-                each = p.input_item[other_k]
-                if p.producer[each] != op and (other < 0 or p.size[each] > p.size[other]):
-                    other = each
+            for j in range(first, last if is_compute[op] else first):
+                candidate = p.input_item[j]
+                if p.producer[candidate] != op and (other < 0 or p.size[candidate] > p.size[other]):
+                    other = candidate
             if other >= 0 and min(p.size[tensor], p.size[other]) > moved_bytes[op]:
                 joined[op], beside[op] = tensor, other
                 moved_bytes[op] = min(p.size[tensor], p.size[other])

@@ -109,22 +109,20 @@ def count_updates(m, p, episode, op, scratch):
 
 
 @kernel
-def longest_unplaced(m, episode, own):
-    """Returns an op of the longest unplaced unit besides the unit at hand; -1 if there is none.
+def longest_unplaced(m, episode, unit):
+    """Returns an op of the longest unplaced unit other than the one at hand; -1 if there is none.
 
     Args:
         episode: `state` is written.
     """
-    found, at = -1, episode.state[LONGEST]
-    while found < 0 and at < len(m.by_seconds):
-        unit = m.by_seconds[at]
-        is_placed = episode.device_of[m.unit_item[m.unit_ptr[unit]]] >= 0
-        if not is_placed and unit != own:
-            found = m.unit_item[m.unit_ptr[unit]]
-        elif is_placed and at == episode.state[LONGEST]:
+    for rank in range(episode.state[LONGEST], len(m.by_seconds)):
+        other = m.by_seconds[rank]
+        op = m.unit_item[m.unit_ptr[other]]
+        if episode.device_of[op] < 0 and other != unit:
+            return op
+        if episode.device_of[op] >= 0 and rank == episode.state[LONGEST]:
             episode.state[LONGEST] += 1
-        at += 1
-    return found
+    return -1
 
 
 @kernel

@@ -52,8 +52,8 @@ class Rounds(Uniform):
     Larger graphs so get more decisions, but no more episodes.
 
     Args:
-        repeats: how often in a row a problem comes up in a round. Episodes over one problem stay together, so
-            fewer graphs have to be encoded at a time.
+        repeats: times in a row that a problem comes up in a round. Episodes over one problem stay together,
+            so fewer graphs have to be encoded at a time.
         only: indices of the problems to draw from; all by default. Two environments over the same problems
             number them alike, so that a policy may learn from some problems and be evaluated on the others.
     """

@@ -26,7 +26,7 @@ NEAR, FAR = 8, 64
 """Decisions up to the near and the far horizon, the one at hand included; the path is half as far."""
 LONG, FAR_OF_LONG = 1_500, 32
 """In an episode of more than `LONG` visits the far horizon is `FAR_OF_LONG` decisions, to save time."""
-NEAR_ROW, PATH_ROW, FAR_ROW = map(HORIZONS.index, ("near", "path", "far"))
+PATH_ROW, FAR_ROW = HORIZONS.index("path"), HORIZONS.index("far")
 """Rows of the results in `RolloutScratch`."""
 
 # Columns of `RolloutScratch.counts`:
@@ -101,28 +101,28 @@ def simulate_rollouts(m, p, episode, ahead):
         ahead: `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch; written.
     """
     far = FAR if len(episode.visits) <= LONG else FAR_OF_LONG
-    n_visits = len(episode.visits) - episode.state[POSITION]
+    horizons, n_visits = (NEAR, far // 2, far), len(episode.visits) - episode.state[POSITION]
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
         begin_rollout(m, p, episode, device, ahead)
-        is_met = decide_next(m, p, episode, NEAR, False, ahead)
-        record_horizon(m, p, episode, NEAR_ROW, device, ahead)
-        is_met |= decide_next(m, p, episode, far // 2, False, ahead)
-        if not is_met:
-            record_horizon(m, p, episode, PATH_ROW, device, ahead)
-        decide_next(m, p, episode, far, False, ahead)
-        while ahead.counts[N_TO_RUN] and ahead.counts[N_SEEN] < n_visits:
-            visit_ahead(m, p, episode, ahead)
-        record_horizon(m, p, episode, FAR_ROW, device, ahead)
+        has_gradients = False
+        for row in range(len(HORIZONS)):
+            is_met = decide_next(m, p, episode, horizons[row], False, ahead)
+            has_gradients |= is_met and row <= PATH_ROW
+            if row == FAR_ROW:
+                while ahead.counts[N_TO_RUN] and ahead.counts[N_SEEN] < n_visits:
+                    visit_ahead(m, p, episode, ahead)
+            if row != PATH_ROW or not has_gradients:
+                record_horizon(m, p, episode, row, device, ahead)
         restore_episode(m, episode, ahead)
-        if is_met:
+        if has_gradients:
             begin_rollout(m, p, episode, device, ahead)
             decide_next(m, p, episode, far // 2, True, ahead)
             record_horizon(m, p, episode, PATH_ROW, device, ahead)
             restore_episode(m, episode, ahead)
 
 
-@kernel
+@kernel(inline=True)
 def begin_rollout(m, p, episode, device, ahead):
     """Begins a rollout: decides that the unit at hand goes to a device.
 
@@ -138,7 +138,7 @@ def begin_rollout(m, p, episode, device, ahead):
     decide_ahead(m, p, episode, episode.visits[episode.state[POSITION]], device, ahead)
 
 
-@kernel
+@kernel(inline=True)
 def decide_ahead(m, p, episode, op, device, ahead):
     """Decides that the unit of an op goes to a device.
 
@@ -157,7 +157,7 @@ def decide_ahead(m, p, episode, op, device, ahead):
     ahead.counts[N_UNITS] += 1
 
 
-@kernel
+@kernel(inline=True)
 def decide_next(m, p, episode, n_units, leaves_out, ahead):
     """Visits ops and decides their units by the rule, until the next op would be of one unit too many.
 
@@ -183,7 +183,7 @@ def decide_next(m, p, episode, n_units, leaves_out, ahead):
     return is_met
 
 
-@kernel
+@kernel(inline=True)
 def visit_ahead(m, p, episode, ahead):
     """Visits the next op, and runs it if it is decided.
 
@@ -207,7 +207,7 @@ def visit_ahead(m, p, episode, ahead):
         ahead.counts[N_TO_RUN] -= 1
 
 
-@kernel
+@kernel(inline=True)
 def record_horizon(m, p, episode, row, device, ahead):
     """Records what the rollout from a device is at a horizon.
 
@@ -362,7 +362,7 @@ def there_s(p, timeline, tensor, source, device):
     return start + transfer_seconds(p, p.size[tensor], source, device)
 
 
-@kernel
+@kernel(inline=True)
 def restore_episode(m, episode, ahead):
     """Takes back what a rollout did to an episode.
 

@@ -65,10 +65,10 @@ class Wire(NamedTuple):
 
 def wires() -> dict[str, tuple[Wire, ...]]:
     """Returns the kinds of links by class, from datasheets and measured: `nvlink`, `pcie` and `nodes`."""
-    found = measured_links()
+    links = measured_links()
 
     def measured(name: str, sharing: str = "egress") -> Wire:
-        link = found[name]
+        link = links[name]
         return Wire(link.bytes_per_s, link.latency_s, link.n_half_bytes, sharing)
 
     return {
@@ -163,14 +163,14 @@ def randomize_domain(problem: Problem, rng: np.random.Generator, *, all_devices:
 def _draw(problem: Problem, rng: np.random.Generator, least: int) -> Problem:
     graph, cluster = resize(problem.graph, rng), problem.cluster
     n_devices = int(rng.integers(min(least, cluster.n_devices), cluster.n_devices + 1))
-    kept = np.sort(rng.choice(cluster.n_devices, n_devices, replace=False))
+    chosen = np.sort(rng.choice(cluster.n_devices, n_devices, replace=False))
     unequal = SPEED_SPREAD if rng.random() < P_UNEQUAL else 0.0
     common = np.exp(SPEED_SPREAD * rng.standard_normal())
     speeds = common * np.exp(unequal * rng.standard_normal(n_devices))
     devices = tuple(
-        _faster(cluster.devices[index], float(speed)) for index, speed in zip(kept, speeds, strict=True)
+        _faster(cluster.devices[index], float(speed)) for index, speed in zip(chosen, speeds, strict=True)
     )
-    pairs = np.ix_(kept, kept)
+    pairs = np.ix_(chosen, chosen)
     randomized = replace(
         problem,
         graph=graph,

@@ -70,8 +70,8 @@ def timeline(objective: Objective, placement: Placement, step: SimulatedStep) ->
         source.
     """
     bars = objective.bars(placement, step).items()
-    shown = {kind: of_kind.where(of_kind.end_s > of_kind.start_s) for kind, of_kind in bars}
-    return {kind: of_kind for kind, of_kind in shown.items() if len(of_kind.device)}
+    shown = {kind: drawn.where(drawn.end_s > drawn.start_s) for kind, drawn in bars}
+    return {kind: drawn for kind, drawn in shown.items() if len(drawn.device)}
 
 
 def joined(bars: Bars, least_s: float) -> Bars:
@@ -120,10 +120,10 @@ def draw_timeline(
     bars, (unit, per_s) = timeline(objective, placement, step), _time_unit(until_s)
     rows = rows_of(objective.problem, placement.device_of)
     of_ops, of_copies = ((-0.4, 0.18), (0.24, 0.42)) if COPIES in bars else ((-0.4, 0.4), (0.0, 0.0))
-    for kind, each in bars.items():
+    for kind, intervals in bars.items():
         top, bottom = of_copies if kind == COPIES else of_ops
         colour = palette.muted if kind == COPIES else palette.of(KINDS.index(kind))
-        device, start_s, end_s, microbatch = joined(each, until_s / N_BINS)
+        device, start_s, end_s, microbatch = joined(intervals, until_s / N_BINS)
         row, wide = rows[device], end_s - start_s > WIDE * until_s
         left, right, y = per_s * start_s, per_s * end_s, (row + top, row + bottom)
         corners = np.stack([left, y[0], left, y[1], right, y[1], right, y[0]], axis=1).reshape(-1, 4, 2)
@@ -131,8 +131,8 @@ def draw_timeline(
             outline = Outline.make_compound_path_from_polys(corners[chosen])
             axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=edge, linewidth=0.6, label=label))
         ink = palette.paper if sum(to_rgb(colour)) < 1.4 else palette.ink
-        for at in np.flatnonzero(wide & (microbatch >= 0)).tolist():
-            text = (left[at] + right[at]) / 2, row[at], str(microbatch[at])
+        for index in np.flatnonzero(wide & (microbatch >= 0)).tolist():
+            text = (left[index] + right[index]) / 2, row[index], str(microbatch[index])
             axes.text(*text, size=7, ha="center", va="center", color=ink)
     names = [shortened(device.name, LABEL_CHARS) for device in objective.problem.cluster.devices]
     axes.set_yticks(rows, names)

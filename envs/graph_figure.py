@@ -143,7 +143,10 @@ def graph_figure(problem: Problem, device_of: IntArray, title: str) -> Figure:
         names = [graph.modules[op] or graph.op_names[op] for op in first[named].tolist()]
         short = [shortened(name, LABEL_CHARS) for name in names]
         axes.set_xticks(layers[named], short, rotation=20, ha="right", size=7)
-        middle = {PASSES[each]: points[is_backward == each, 1].mean() for each in set(is_backward.tolist())}
+        middle = {
+            PASSES[backward]: points[is_backward == backward, 1].mean()
+            for backward in set(is_backward.tolist())
+        }
         axes.set_yticks([*middle.values()], [*middle])
         axes.set_title(title, loc="left")
         draw_legend(axes)

@@ -114,7 +114,8 @@ class Problem:
             rules=np.array(
                 [
                     FIFO if cluster.schedule == "fifo" else PROGRAM,
-                    _sends_per_tensor(cluster),
+                    # Only an egress bus can serve all devices by one transfer, others have one destination.
+                    cluster.transfer_per == "tensor" and cluster.sharing == "egress",
                     cluster.copies == "eager",
                     n_clocks + 2 * cluster.n_devices if slows else n_clocks,
                     n_clocks if slows else 0,
@@ -147,8 +148,8 @@ class Problem:
         estimate; `simulate` is exact.
         """
         graph = self.graph
-        kept = np.bincount(graph.tensor_producer, self.saved_bytes, minlength=graph.n_ops)
-        return np.bincount(graph.unit_of, graph.resident_bytes + kept).astype(np.float64)
+        saved = np.bincount(graph.tensor_producer, self.saved_bytes, minlength=graph.n_ops)
+        return np.bincount(graph.unit_of, graph.resident_bytes + saved).astype(np.float64)
 
     @cached_property
     def saved_bytes(self) -> FloatArray:
@@ -187,7 +188,7 @@ class Problem:
         """Checks that each unit's footprint fits on some device, and all together on the cluster.
 
         Args:
-            recomputes: whether the backward pass may recompute activations, so that devices need not hold all
+            recomputes: true if the backward pass may recompute activations, so that devices need not hold all
                 of them at once; then the resident bytes have to fit on the cluster.
 
         Raises:
@@ -250,11 +251,6 @@ def _gb(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:,.0f}" if size_bytes >= 1e12 else f"{size_bytes / 1e9:.3g}"
 
 
-def _sends_per_tensor(cluster: Cluster) -> bool:
-    """Says whether one transfer serves all devices; only an egress bus can, others have one destination."""
-    return cluster.transfer_per == "tensor" and cluster.sharing == "egress"
-
-
 def _bandwidth(cluster: Cluster) -> FloatArray:
     """Bandwidth of each pair, and on the diagonal that of a transfer to all: the slowest of the sender."""
     bandwidth = np.array(cluster.bytes_per_s, dtype=np.float64)
@@ -287,6 +283,6 @@ def _links(cluster: Cluster) -> IntArray:
 def kinds(columns: FloatArray) -> tuple[IntArray, IntArray]:
     """Finds the first of each kind of column, int (n_kinds,), and the kind of each, int (n_columns,)."""
     first: dict[bytes, int] = {}
-    own = [first.setdefault(column.tobytes(), at) for at, column in enumerate(columns.T)]
-    chosen, kind_of = np.unique(own, return_inverse=True)
+    first_alike = [first.setdefault(column.tobytes(), index) for index, column in enumerate(columns.T)]
+    chosen, kind_of = np.unique(first_alike, return_inverse=True)
     return chosen, kind_of

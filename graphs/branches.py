@@ -39,7 +39,7 @@ class _Flow:
     """Dependencies between ops and modules; a set of modules is an int with a bit for each.
 
     Attributes:
-        bit: of each module that runs forward ops, by path.
+        bit: bit of each module that runs forward ops, by path.
         needs: modules on whose ops each op depends, (n_ops,).
         serves: modules whose ops depend on each op, (n_ops,).
         before, after: modules on which each module depends in the forward pass, and those that depend on it.
@@ -50,14 +50,14 @@ class _Flow:
         self.paths, self.phases = paths, graph.phases
         ops = [op for op in range(graph.n_ops) if graph.phases[op] in PHASES and not graph.is_source[op]]
         forward = [op for op in ops if graph.phases[op] == "forward"]
-        self.bit = {path: 1 << at for at, path in enumerate(dict.fromkeys(paths[op] for op in forward))}
+        self.bit = {path: 1 << index for index, path in enumerate(dict.fromkeys(paths[op] for op in forward))}
         self.path_of = {bit: path for path, bit in self.bit.items()}
-        inside = {path: _union(self.bit.get(each, 0) for each in _around(path)) for path in set(paths)}
-        own = [0] * graph.n_ops
+        inside = {path: _union(self.bit.get(module, 0) for module in _around(path)) for path in set(paths)}
+        bits = [0] * graph.n_ops
         for op in ops:
-            own[op] = inside[paths[op]]
-        self.needs = _reached(ops, graph.phases, graph.predecessors, own)
-        self.serves = _reached(ops[::-1], graph.phases, graph.successors, own)
+            bits[op] = inside[paths[op]]
+        self.needs = _reached(ops, graph.phases, graph.predecessors, bits)
+        self.serves = _reached(ops[::-1], graph.phases, graph.successors, bits)
         self.before, self.after = dict.fromkeys(self.bit, 0), dict.fromkeys(self.bit, 0)
         for op in forward:
             for path in _around(paths[op]):
@@ -80,15 +80,15 @@ class _Flow:
     def _independent(self) -> dict[str, int]:
         submodules: dict[str, int] = {}
         for path, bit in self.bit.items():
-            around = next((each for each in list(_around(path))[1:] if each in self.bit), None)
+            around = next((module for module in list(_around(path))[1:] if module in self.bit), None)
             if around is not None:
                 submodules[around] = submodules.get(around, 0) | bit
-        found: dict[str, int] = {}
+        branches: dict[str, int] = {}
         for around, beside in submodules.items():
             for path in map(self.path_of.__getitem__, _bits(beside)):
                 if beside & ~(self.before[path] | self.after[path] | self.bit[path]):
-                    found[around] = found.get(around, 0) | self.bit[path]
-        return found
+                    branches[around] = branches.get(around, 0) | self.bit[path]
+        return branches
 
     def _nearest(self, modules: int, is_last: bool) -> str:
         """Returns the first (last) of a set of modules in the forward pass, "" if it is not a single one."""
@@ -98,17 +98,17 @@ class _Flow:
         return self.path_of.get(left, "")
 
 
-def _reached(order: Iterable[int], phases: Sequence[str], beside: Csr, own: Sequence[int]) -> list[int]:
+def _reached(order: Iterable[int], phases: Sequence[str], beside: Csr, inside: Sequence[int]) -> list[int]:
     """Returns the modules that a walk along edges within a phase reaches from each op, (n_ops,).
 
     Args:
         order: ops, each after those of its row of `beside`.
         own: modules that each op is in, (n_ops,).
     """
-    reached = [0] * len(own)
+    reached = [0] * len(inside)
     for op in order:
         same = [other for other in beside.row(op).tolist() if phases[other] == phases[op]]
-        reached[op] = _union(reached[other] | own[other] for other in same)
+        reached[op] = _union(reached[other] | inside[other] for other in same)
     return reached
 
 

@@ -135,8 +135,10 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{family}.jsonl.gz"
     write_graphs(path, graphs)
+    # Without the local tag: +cpu or +cu130 makes no difference to a capture.
+    torch = metadata.version("torch").split("+")[0]
     entry = {
-        "versions": _versions(),
+        "versions": {"placewalk": project_version(), "python": platform.python_version(), "torch": torch},
         "sha256": _sha256(path.read_bytes()),
         "graphs": [
             {
@@ -149,8 +151,8 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
             for seed, graph in enumerate(graphs)
         ],
     }
-    known = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
-    entries = known | {family: entry}
+    before = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
+    entries = before | {family: entry}
     ordered = {name: entries[name] for name in FAMILIES if name in entries}
     write_json_atomic(folder / "manifest.json", {"format": FORMAT, "families": ordered})
 
@@ -176,11 +178,11 @@ def summary(families: Iterable[str], folder: Path = FOLDER) -> Table:
         graphs = load_family(name, folder)
         ops = [graph.n_ops for graph in graphs]
         resident = np.array([graph.resident_bytes.sum() for graph in graphs]) / 1e9
-        kept = np.array([kept_bytes(graph) for graph in graphs]) / 1e9
+        kept_gb = np.array([kept_bytes(graph) for graph in graphs]) / 1e9
         flops = np.median([graph.flops.sum() for graph in graphs]) / 1e9
         counts = (len(graphs), min(ops), int(np.median(ops)), max(ops))
-        amounts = (f"{flops:.0f}", *(f"{x:.2f}" for x in (np.median(resident), np.median(kept))))
-        table.add_row(name, *map(str, counts), *amounts, f"{(resident + kept).max():.1f}")
+        amounts = (f"{flops:.0f}", *(f"{x:.2f}" for x in (np.median(resident), np.median(kept_gb))))
+        table.add_row(name, *map(str, counts), *amounts, f"{(resident + kept_gb).max():.1f}")
     return table
 
 
@@ -242,12 +244,6 @@ def git_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return answer.stdout.strip()
-
-
-def _versions() -> dict[str, str]:
-    # Without the local tag: +cpu or +cu130 makes no difference to a capture.
-    torch = metadata.version("torch").split("+")[0]
-    return {"placewalk": project_version(), "python": platform.python_version(), "torch": torch}
 
 
 if __name__ == "__main__":

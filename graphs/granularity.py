@@ -81,8 +81,8 @@ def module_paths(graph: OpGraph) -> list[str]:
 
 def by_block(graph: OpGraph) -> list[str]:
     """Groups ops by repeated block, those outside of blocks by module."""
-    found = blocks(graph)
-    return [_block(path, found) or path for path in by_module(graph)]
+    block_paths = blocks(graph)
+    return [_block(path, block_paths) or path for path in by_module(graph)]
 
 
 def by_layer(graph: OpGraph) -> list[str]:
@@ -92,9 +92,9 @@ def by_layer(graph: OpGraph) -> list[str]:
     as a whole, where it is called first.
     """
     paths = by_module(graph)
-    found = blocks(graph) or {path.partition(".")[0] for path in paths if path}
-    above = {path[:at] for path in found for at, letter in enumerate(path) if letter == "."} | {""}
-    group = {path: _block(path, found) for path in dict.fromkeys(paths)}
+    block_paths = blocks(graph) or {path.partition(".")[0] for path in paths if path}
+    above = {path[:end] for path in block_paths for end, letter in enumerate(path) if letter == "."} | {""}
+    group = {path: _block(path, block_paths) for path in dict.fromkeys(paths)}
     last = next(group[path] for path in paths if group[path])
     following = dict[str, str]()
     groups = []
@@ -132,9 +132,11 @@ def blocks(graph: OpGraph) -> set[str]:
     ops_of = defaultdict[str, list[tuple[str, str]]](list)
     for op in range(graph.n_ops):
         if graph.phases[op] == "forward" and not graph.is_source[op]:
-            path = graph.modules[op]
-            for parent in _numbered(path):
-                ops_of[parent].append((path[len(parent) :], graph.op_types[op]))
+            parts = graph.modules[op].split(".")
+            for end, part in enumerate(parts, 1):
+                if part.isdecimal():
+                    numbered = ".".join(parts[:end])
+                    ops_of[numbered].append((graph.modules[op][len(numbered) :], graph.op_types[op]))
     alike = defaultdict[tuple[tuple[str, str], ...], list[str]](list)
     for path, ops in ops_of.items():
         alike[tuple(ops)].append(path)
@@ -143,17 +145,11 @@ def blocks(graph: OpGraph) -> set[str]:
     return {path for path in ops_of if path.rpartition(".")[0] in containers}
 
 
-def _block(path: str, known: Iterable[str]) -> str:
+def _block(path: str, block_paths: Iterable[str]) -> str:
     """Returns the outermost of the blocks that a module is in, "" if none."""
     parts = path.split(".")
     beginnings = (".".join(parts[: count + 1]) for count in range(len(parts)))
-    return next((beginning for beginning in beginnings if beginning in known), "")
-
-
-def _numbered(path: str) -> list[str]:
-    """Returns the numbered modules that a module is in, itself included."""
-    parts = path.split(".")
-    return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part.isdecimal()]
+    return next((beginning for beginning in beginnings if beginning in block_paths), "")
 
 
 def graph_by_op(graph: OpGraph) -> OpGraph | None:
@@ -162,7 +158,7 @@ def graph_by_op(graph: OpGraph) -> OpGraph | None:
     if len(by_op.units) == len(graph.units) or not any(graph.modules):
         return None
     coarser = (with_granularity(by_op, name) for name in GROUPINGS)
-    return by_op if any(np.array_equal(each.unit_of, graph.unit_of) for each in coarser) else None
+    return by_op if any(np.array_equal(candidate.unit_of, graph.unit_of) for candidate in coarser) else None
 
 
 def _by_op(graph: OpGraph) -> OpGraph:

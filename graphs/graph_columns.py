@@ -64,11 +64,11 @@ class GraphColumns:
     """Columns of the ops and tensors of a graph; nothing is checked.
 
     Attributes:
-        name, family: what the graph is and the model family it belongs to.
+        name, family: names of the graph and of its model's family.
         op_names, op_types, modules, phases: one string per op; names are unique, `phases` are from `PHASES`.
         flops: floating-point operations, (n_ops,).
         bytes_moved: memory traffic in bytes, (n_ops,).
-        resident_bytes: what the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
+        resident_bytes: bytes that the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
         colocate: int (n_ops,); ops with the same id >= 0 go on one device, -1 is no id.
         seconds: measured seconds per device kind, each (n_ops,), NaN where not measured.
         tensor_producer: op that makes each tensor, int (n_tensors,).
@@ -85,7 +85,7 @@ class GraphColumns:
             default).
         sources: line of code that ran each op, `file.py:12`; "" where it is not known (the default).
         shapes: shape of the first tensor that each op makes; None where it is not known (the default).
-        tree: whether each module of the model has a forward pass, as lists of modules have none, by path in
+        tree: false for modules of the model without a forward pass, as lists of modules have none, by path in
             the order of registration; empty where it is not known (the default). Files do not hold it.
         tied: paths under which the captured module holds one tensor several times, or one submodule without
             tensors; a tensor's first path is the name of its parameter op.
@@ -150,8 +150,8 @@ def check_graph(graph: GraphColumns) -> None:
     for kind, values in graph.seconds.items():
         if len(values) != n_ops:
             raise GraphError(f"{where}: seconds of '{kind}' has {len(values)} entries for {n_ops} ops")
-        known = np.where(np.isnan(values), 0.0, values)
-        _check_amounts(where, f"seconds of '{kind}'", known, MAX_SECONDS, graph.op_names)
+        seconds = np.where(np.isnan(values), 0.0, values)
+        _check_amounts(where, f"seconds of '{kind}'", seconds, MAX_SECONDS, graph.op_names)
     _refuse(
         (graph.colocate < -1) | (graph.colocate > MAX_INTEGER),
         lambda op: (
@@ -261,20 +261,20 @@ def _check_tensors(where: str, graph: GraphColumns) -> None:
         ("is produced by", producer, np.arange(n_tensors)),
         ("is consumed by", readers, owner),
     ):
-        for at in np.flatnonzero((ops < 0) | (ops >= graph.n_ops)):
+        for i in np.flatnonzero((ops < 0) | (ops >= graph.n_ops)):
             raise GraphError(
-                f"{where}: tensor {tensor_of[at]} {label} op {ops[at]}, but ops are 0 to {graph.n_ops - 1}"
+                f"{where}: tensor {tensor_of[i]} {label} op {ops[i]}, but ops are 0 to {graph.n_ops - 1}"
             )
     _refuse(
         readers <= producer[owner],
-        lambda at: (
-            f"{where}: tensor {owner[at]} goes from op {producer[owner[at]]} to op {readers[at]}, "
+        lambda i: (
+            f"{where}: tensor {owner[i]} goes from op {producer[owner[i]]} to op {readers[i]}, "
             "but ops are in program order; sort them topologically (a cycle cannot be sorted)"
         ),
     )
     _refuse(
         (np.diff(readers) <= 0) & (np.diff(owner) == 0),
-        lambda at: f"{where}: the consumers of tensor {owner[at]} must be ascending and distinct",
+        lambda i: f"{where}: the consumers of tensor {owner[i]} must be ascending and distinct",
     )
     _refuse(
         np.isin(np.arange(graph.n_ops), readers) & graph.is_source,

@@ -55,7 +55,7 @@ def _structure(graph: OpGraph) -> list[bytes]:
 def _numbered(ids: IntArray) -> IntArray:
     """Colocation ids from 0 in the order in which they come; -1 stays."""
     number: dict[int, int] = {-1: -1}
-    return np.array([number.setdefault(each, len(number) - 1) for each in ids.tolist()], dtype=np.int64)
+    return np.array([number.setdefault(group, len(number) - 1) for group in ids.tolist()], dtype=np.int64)
 
 
 def _digest(parts: Sequence[bytes]) -> str:

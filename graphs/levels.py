@@ -1,5 +1,11 @@
 """Longest paths from the start of the step to each op and from each op to the end: t-level and b-level.
 
+The kernels share these arguments, which they only read:
+
+    cost, transfer: cost of each op and of each tensor, (n_ops,) and (n_tensors,).
+    output_ptr, output_item: tensors of each op, int64 (n_ops + 1,) and (n_tensors,).
+    consumer_ptr, consumer_item: readers of each tensor, int64 (n_tensors + 1,) and (n_reads,).
+
 Source: Kwok and Ahmad, "Static scheduling algorithms for allocating directed task graphs to multiprocessors",
 ACM Computing Surveys 31(4), 1999, section 4.
 """
@@ -54,10 +60,6 @@ def fill_b_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer
     """Computes the b-level of every op, the last op in program order first.
 
     Args:
-        cost: of each op, (n_ops,).
-        transfer: cost of each tensor, (n_tensors,).
-        output_ptr, output_item: tensors of each op, int64 (n_ops + 1,) and (n_tensors,).
-        consumer_ptr, consumer_item: readers of each tensor, int64 (n_tensors + 1,) and (n_reads,).
         level: (n_ops,), the cost of each op before, its b-level after; written.
     """
     for op in range(len(cost) - 1, -1, -1):
@@ -73,7 +75,6 @@ def fill_t_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer
     """Computes the t-level of every op, the first op in program order first.
 
     Args:
-        cost, transfer, output_ptr, output_item, consumer_ptr, consumer_item: as of `fill_b_level`.
         level: (n_ops,), zeros before; written.
     """
     for op in range(len(cost)):

@@ -63,9 +63,9 @@ def check_records(
     Raises:
         FileFormatError: one is not; the message has its index.
     """
-    known = required | optional
+    allowed = required | optional
     for index, record in enumerate(records):
-        if type(record) is not dict or not required <= record.keys() <= known:
+        if type(record) is not dict or not required <= record.keys() <= allowed:
             fields(record, f"{where} {index}", required, optional)
     return records  # type: ignore[return-value]
 
@@ -107,11 +107,11 @@ def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: 
     columns = np.zeros((len(ops), count), dtype=np.int64)
     for index, op in enumerate(ops):
         if key in op:
-            at = f"{where} {index}: {key}"
-            extents = array(op[key], at)
+            extents_where = f"{where} {index}: {key}"
+            extents = array(op[key], extents_where)
             if len(extents) != count:
-                raise FileFormatError(f"{at}: has {len(extents)} numbers; expected {expected}")
-            columns[index] = [integer(extent, at) for extent in extents]
+                raise FileFormatError(f"{extents_where}: has {len(extents)} numbers; expected {expected}")
+            columns[index] = [integer(extent, extents_where) for extent in extents]
     return columns
 
 
@@ -133,8 +133,8 @@ def _seconds(ops: Sequence[Record], where: str) -> dict[str, FloatArray]:
     seconds: dict[str, FloatArray] = {}
     for index, op in enumerate(ops):
         if "seconds" in op:
-            at = f"{where} {index}: seconds"
-            for kind, value in _measured(op["seconds"], at):
+            seconds_where = f"{where} {index}: seconds"
+            for kind, value in _measured(op["seconds"], seconds_where):
                 if kind not in seconds:
                     seconds[kind] = np.full(len(ops), np.nan)
                 seconds[kind][index] = value

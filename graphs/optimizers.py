@@ -69,16 +69,16 @@ class UpdateRule:
         Raises:
             CaptureError: the optimizer cannot be made, or does not step such a parameter.
         """
-        large = [at for at, extent in enumerate(shape) if extent > LARGE and prod(shape) > EXACT]
+        large = [axis for axis, extent in enumerate(shape) if extent > LARGE and prod(shape) > EXACT]
         least, part, total = round(SAMPLE ** (1 / max(len(large), 1))), list(shape), 0.0
-        for at in large:
-            divisor = gcd(shape[at], least)
-            part[at] = divisor * (-(-least // divisor) | 1)
+        for axis in large:
+            divisor = gcd(shape[axis], least)
+            part[axis] = divisor * (-(-least // divisor) | 1)
         for corner in product((1, 3), repeat=len(large)):
             sample, weight = list(part), 1.0
-            for at, factor in zip(large, corner, strict=True):
-                sample[at] *= factor
-                weight *= (shape[at] / part[at] - 4 + factor) / (2 * factor - 4)
+            for axis, factor in zip(large, corner, strict=True):
+                sample[axis] *= factor
+                weight *= (shape[axis] / part[axis] - 4 + factor) / (2 * factor - 4)
             total += weight * self._stepped_bytes(tuple(sample), dtype)
         return float(round(total))
 
@@ -188,7 +188,7 @@ def rules_of(optimizer: Any, module: nn.Module) -> dict[str, UpdateRule]:
     """Finds the rule of each parameter by path; a parameter that instances do not hold has none.
 
     Args:
-        optimizer: as of `capture_step`.
+        optimizer: argument of `capture_step`.
 
     Raises:
         CaptureError: an unknown name, something else, or instances that hold no parameter of the module.
@@ -207,7 +207,7 @@ def rules_of(optimizer: Any, module: nn.Module) -> dict[str, UpdateRule]:
         for group in item.param_groups:
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
             held |= dict.fromkeys(map(id, group["params"]), UpdateRule(type(item), defaults, options))
-    rules = {path: held[id(each)] for path, each in module.named_parameters() if id(each) in held}
+    rules = {path: held[id(weight)] for path, weight in module.named_parameters() if id(weight) in held}
     if not rules:
         raise CaptureError("the optimizer holds no parameter of the module; make it from the module's")
     return rules

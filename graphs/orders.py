@@ -42,9 +42,9 @@ def nominal_op_s(graph: OpGraph) -> FloatArray:
     roofline = np.maximum(graph.flops / NOMINAL_FLOPS_PER_S, graph.bytes_moved / NOMINAL_BYTES_PER_S)
     total, count = np.zeros(graph.n_ops), np.zeros(graph.n_ops)
     for kind in sorted(graph.seconds):
-        known = ~np.isnan(graph.seconds[kind])
-        total[known] += graph.seconds[kind][known]
-        count += known
+        is_known = ~np.isnan(graph.seconds[kind])
+        total[is_known] += graph.seconds[kind][is_known]
+        count += is_known
     mean = total / np.maximum(count, 1)
     return np.where(graph.is_source, 0.0, np.where(count > 0, mean, roofline))
 

@@ -90,7 +90,7 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
       module is numbered. Products compute in bf16; unpacking weights is not counted.
 
     Args:
-        graph: of a step in 32-bit floats, for weights of few bits also of one in 16 bits; where it does not
+        graph: step in 32-bit floats, for weights of few bits also of one in 16 bits; where it does not
             say its dtypes, all are taken to be floats but the results of comparisons and indices.
 
     Returns:

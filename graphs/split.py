@@ -32,9 +32,9 @@ def split_graphs(graphs: Sequence[OpGraph], *, holdout: float, validation: float
     period = round(1 / holdout) if holdout else 0
     stride = round((1 - holdout) / validation) if validation else 0
     for members in by_family.values():
-        held_out = [graph for at, graph in enumerate(members) if period and at % period == period - 1]
-        rest = [graph for at, graph in enumerate(members) if not (period and at % period == period - 1)]
-        chosen = [graph for at, graph in enumerate(rest) if stride > 1 and at % stride == 1]
+        held_out = [graph for index, graph in enumerate(members) if period and index % period == period - 1]
+        rest = [graph for index, graph in enumerate(members) if not (period and index % period == period - 1)]
+        chosen = [graph for index, graph in enumerate(rest) if stride > 1 and index % stride == 1]
         parts[0].extend(graph for graph in rest if graph not in chosen)
         parts[1].extend(chosen)
         parts[2].extend(held_out)

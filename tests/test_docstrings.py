@@ -51,13 +51,17 @@ KERNELS = [(path, kernel) for path in MODULES for kernel in kernels(path)]
 
 
 def test_kernels_say_what_they_take() -> None:
+    """An entry, or the head of the module or of a package of it, says it; no entry repeats one of a head."""
     assert len(KERNELS) > 60
     for path, kernel in KERNELS:
         parameters = [argument.arg for argument in kernel.args.args]
         section = (ast.get_docstring(kernel) or "").partition("Args:")[2]
-        section += ast.get_docstring(tree_of(path)) or ""  # what is one type in all kernels of a module
-        missing = [name for name in parameters if not re.search(rf"\b{name}\b", section)]
+        packages = [file for folder in path.parents if (file := folder / "__init__.py").exists()]
+        heads = "\n".join(ast.get_docstring(tree_of(file)) or "" for file in (path, *packages))
+        missing = [name for name in parameters if not re.search(rf"\b{name}\b", section + heads)]
         assert len(parameters) < 3 or not missing, f"{path}: {kernel.name} says nothing of {missing}"
+        again = {line.strip() for line in section.splitlines() if line.strip() in heads.split("\n    ")}
+        assert not again, f"{path}: {kernel.name} repeats {again}"
 
 
 def assert_columns_have_names(path: Path, tree: ast.AST, packed: tuple[str, ...]) -> None:

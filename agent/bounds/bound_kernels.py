@@ -3,6 +3,19 @@
 An ancestor of an op that is on another device delays it by at least one transfer. So if the op starts before
 a time, all ancestors that would delay it beyond that time are on its own device, one after the other
 (Papadimitriou and Yannakakis 1990). The least over all times is the bound.
+
+The kernels share these arguments. They only read them, unless their own docstrings say otherwise:
+
+    ptr, producer: rows of what each op reads, int64 (n_ops + 1,) and (n_edges,); producers come first.
+    apart_s: least time of a transfer along each edge, seconds, (n_edges,).
+    unit_of: placement unit of each op, int64 (n_ops,).
+    seconds: time of each op on each device, seconds, (n_ops, n_devices).
+    gap_s: rest of a device after an op that takes time, seconds.
+    start, fastest: start and least time of each op before the one at hand, seconds, (n_ops,).
+    base: start of the op at hand where transfers are free, seconds.
+    ancestors: indices of ops, int64 (n,).
+    path_s: time between the end of each ancestor and the op on one path, seconds, (n,).
+    latest_first: indices in `ancestors` by descending start, int64 (n_together,).
 """
 
 from __future__ import annotations
@@ -18,68 +31,49 @@ MAX_ANCESTORS = 48
 
 @kernel(entry=True, allocates=True)
 def earliest_starts(ptr, producer, apart_s, unit_of, seconds, gap_s):
-    """Computes a lower bound on the start of each op.
-
-    Args:
-        ptr, producer: rows of what each op reads, int64 (n_ops + 1,) and (n_edges,); producers come first.
-        apart_s: least seconds of a transfer along each edge, (n_edges,).
-        unit_of: placement unit of each op, int64 (n_ops,).
-        seconds: of each op on each device, (n_ops, n_devices).
-        gap_s: seconds that a device rests after an op that takes time.
-
-    Returns:
-        Seconds, (n_ops,).
-    """
+    """Computes a lower bound on the start of each op, seconds, (n_ops,)."""
     n_ops = len(seconds)
     fastest = np.empty(n_ops)
     for op in range(n_ops):
         fastest[op] = seconds[op].min()
     start = np.zeros(n_ops)
-    found = np.empty(MAX_ANCESTORS, dtype=np.int64)
+    ancestors = np.empty(MAX_ANCESTORS, dtype=np.int64)
     path_s, least_s, delay_s = np.empty((3, MAX_ANCESTORS))
     slot = np.full(n_ops, -1, dtype=np.int64)
     for op in range(n_ops):
         base = 0.0
         for edge in range(ptr[op], ptr[op + 1]):
             base = max(base, start[producer[edge]] + fastest[producer[edge]])
-        n_found = collect(
-            op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, found, path_s, least_s
+        n_ancestors = collect(
+            op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, ancestors, path_s, least_s
         )
-        for at in range(n_found):
-            delay_s[at] = start[found[at]] + fastest[found[at]] + path_s[at] + least_s[at]
-            if unit_of[found[at]] == unit_of[op]:
-                delay_s[at] = np.inf
-            slot[found[at]] = -1
-        latest_first = np.argsort(-delay_s[:n_found])
+        for i in range(n_ancestors):
+            ancestor = ancestors[i]
+            delay_s[i] = start[ancestor] + fastest[ancestor] + path_s[i] + least_s[i]
+            if unit_of[ancestor] == unit_of[op]:
+                delay_s[i] = np.inf
+            slot[ancestor] = -1
         start[op] = base
-        if n_found:
-            start[op] = threshold(
-                base, found[latest_first], delay_s[latest_first], path_s[latest_first], start, seconds, gap_s
-            )
+        if n_ancestors:
+            rows = np.argsort(-delay_s[:n_ancestors])
+            start[op] = threshold(base, ancestors[rows], delay_s[rows], path_s[rows], start, seconds, gap_s)
     return start
 
 
 @kernel
-def collect(op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, found, path_s, least_s):
-    """Finds ancestors of an op that delay it beyond its base if they are on another device.
+def collect(op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, ancestors, path_s, least_s):
+    """Finds and counts ancestors of an op that delay it beyond its base if they are on another device.
 
     Ancestors are followed from the op back, the last in program order first, so that what is between an
     ancestor and the op is known when the ancestor is followed.
 
     Args:
         op: index of the op, int.
-        base: start of the op where transfers are free, seconds.
-        ptr, producer, apart_s, unit_of: as of `earliest_starts`.
-        start, fastest: of the ops before, seconds, (n_ops,).
-        slot: index in `found` of each op, int64 (n_ops,), -1 = none; written.
-        found: the ancestors, int64 (MAX_ANCESTORS,); written.
-        path_s: seconds of the ops between an ancestor and the op on one path, (MAX_ANCESTORS,); written.
+        slot: index in `ancestors` of each op, int64 (n_ops,), -1 = none; written.
+        ancestors, path_s: (MAX_ANCESTORS,); written.
         least_s: the least transfer on that path, seconds, (MAX_ANCESTORS,); written.
-
-    Returns:
-        Number of ancestors, int.
     """
-    n_found, limit, reader, between_s, transfer_s = 0, op, op, 0.0, np.inf
+    n_ancestors, limit, reader, between_s, transfer_s = 0, op, op, 0.0, np.inf
     while True:
         for edge in range(ptr[reader], ptr[reader + 1]):
             ancestor = producer[edge]
@@ -87,20 +81,20 @@ def collect(op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, fou
             if unit_of[ancestor] != unit_of[reader]:
                 least = min(least, apart_s[edge])
             delay = start[ancestor] + fastest[ancestor] + between_s + least
-            at = slot[ancestor]
-            if at >= 0:
-                if between_s + least > path_s[at] + least_s[at]:
-                    path_s[at], least_s[at] = between_s, least
-            elif delay > base and n_found < MAX_ANCESTORS:
-                slot[ancestor] = n_found
-                found[n_found], path_s[n_found], least_s[n_found] = ancestor, between_s, least
-                n_found += 1
+            row = slot[ancestor]
+            if row >= 0:
+                if between_s + least > path_s[row] + least_s[row]:
+                    path_s[row], least_s[row] = between_s, least
+            elif delay > base and n_ancestors < MAX_ANCESTORS:
+                slot[ancestor] = n_ancestors
+                ancestors[n_ancestors], path_s[n_ancestors], least_s[n_ancestors] = ancestor, between_s, least
+                n_ancestors += 1
         reader = -1
-        for at in range(n_found):
-            if reader < found[at] < limit:
-                reader = found[at]
+        for i in range(n_ancestors):
+            if reader < ancestors[i] < limit:
+                reader = ancestors[i]
         if reader < 0:
-            return n_found
+            return n_ancestors
         limit = reader
         between_s = path_s[slot[reader]] + fastest[reader]
         transfer_s = least_s[slot[reader]]
@@ -108,17 +102,11 @@ def collect(op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, fou
 
 @kernel(allocates=True)
 def threshold(base, ancestors, delay_s, path_s, start, seconds, gap_s):
-    """Computes the least time by which an op can start, with those ancestors on its device that must be.
+    """Returns the least start of an op in seconds, with those ancestors on its device that must be.
 
     Args:
-        base: start of the op where transfers are free, seconds.
-        ancestors: those that delay it most first, int64 (n,).
+        ancestors: those that delay it most first.
         delay_s: start of the op if an ancestor is on another device, seconds, (n,), descending.
-        path_s: seconds between the end of an ancestor and the op, (n,).
-        start, seconds, gap_s: as of `earliest_starts`; starts of the ops before.
-
-    Returns:
-        Seconds, float.
     """
     n = len(ancestors)
     latest_first = np.empty(n, dtype=np.int64)
@@ -137,35 +125,23 @@ def threshold(base, ancestors, delay_s, path_s, start, seconds, gap_s):
 
 @kernel
 def insert(latest_first, new, ancestors, start):
-    """Inserts an ancestor into a list of those before it.
+    """Inserts an ancestor, by its index `new`, into those before it.
 
     Args:
-        latest_first: indices in `ancestors` by descending start, int64 (n,), `new` of them so far; written.
-        new: index of the ancestor, int.
-        ancestors: int64 (n,).
-        start: of the ops, seconds.
+        latest_first: its first `new` entries count; written.
     """
-    at = new
-    while at > 0 and start[ancestors[latest_first[at - 1]]] < start[ancestors[new]]:
-        latest_first[at] = latest_first[at - 1]
-        at -= 1
-    latest_first[at] = new
+    i = new
+    while i > 0 and start[ancestors[latest_first[i - 1]]] < start[ancestors[new]]:
+        latest_first[i] = latest_first[i - 1]
+        i -= 1
+    latest_first[i] = new
 
 
 @kernel
 def serial(latest_first, ancestors, path_s, start, seconds, gap_s):
-    """Computes when an op can start after some ancestors that share its device, on the best device.
+    """Returns when an op can start after ancestors that share its device, on the best one, in seconds.
 
     Those that start last run after the first of them starts, one after the other, before what follows each.
-
-    Args:
-        latest_first: indices in `ancestors` by descending start, int64 (n_together,).
-        ancestors: int64 (n,).
-        path_s: seconds between the end of an ancestor and the op, (n,).
-        start, seconds, gap_s: as of `earliest_starts`.
-
-    Returns:
-        Seconds, float.
     """
     best = np.inf
     for device in range(seconds.shape[1]):

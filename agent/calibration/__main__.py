@@ -48,11 +48,11 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
     """Calibrates this machine, with a progress bar, and prints what it found.
 
     Args:
-        threads: of the processor as one device.
+        threads: threads of the processor as one device.
         n_processes: number of devices that share the processor; None for one, beside the CUDA devices.
 
     Raises:
-        MeasurementError: the database of times cannot be used, or a time is impossible.
+        MeasuredOpsError: the database of times cannot be used, or a time is impossible.
     """
     with progress_bars() as report:
         if n_processes is None:

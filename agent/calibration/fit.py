@@ -64,7 +64,7 @@ def predictor(rows: Sequence[MeasuredOp], kind: Kind) -> Callable[[Any], FloatAr
     """Returns a function of a model that computes the seconds of ops on a kind, launch included, (n,).
 
     Args:
-        rows: of one op class and dtype, (n,).
+        rows: rows of one op class and dtype, (n,).
     """
     dtype, item_bytes = rows[0].dtype, ITEM_BYTES[rows[0].dtype]
     machine = Machine(kind.bytes_per_s, kind.multiprocessors, kind.l2_bytes)

@@ -16,7 +16,7 @@ def get_or_measure_cluster(spec: str) -> Cluster:
 
     Raises:
         ClusterError, FileFormatError: as `get_cluster`.
-        MeasurementError: there are fewer cores than devices, or a time is impossible.
+        MeasuredOpsError: there are fewer cores than devices, or a time is impossible.
     """
     file = own_cluster_file(spec)
     if is_own_cluster(spec) and not file.is_file():

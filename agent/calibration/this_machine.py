@@ -60,7 +60,7 @@ class Effort:
         cpu_side: largest side of a matrix that is timed on the processor; None for `LARGEST_ON_CPU`.
         most_bytes: largest copy that is timed.
         run_s: seconds that the runs of a repeat take at least; None for `timed_ops.MIN_SECONDS`.
-        keeps_kinds: whether a device kind that was calibrated before stays as it is.
+        keeps_kinds: true if a device kind that was calibrated before stays as it is.
     """
 
     repeats: int
@@ -76,12 +76,12 @@ class OwnDevice:
     """A device of this machine.
 
     Attributes:
-        torch_name: as PyTorch names it, e.g. `cuda:0`.
+        torch_name: name in PyTorch, e.g. `cuda:0`.
         kind: the key of its times and of its calibration.
-        memory_bytes: what is free for a step.
+        memory_bytes: bytes that are free for a step.
         parallel: cores or multiprocessors.
         l2_bytes: size of its last cache.
-        multiplies_bf16: whether its tensor cores take bf16 and TF32, as NVIDIA's do since Ampere.
+        multiplies_bf16: true if its tensor cores take bf16 and TF32, as NVIDIA's do since Ampere.
     """
 
     torch_name: str
@@ -125,7 +125,7 @@ def measured_seconds(
         timed: names, and functions that return the seconds of each repeat.
 
     Raises:
-        MeasurementError: the file is no such database, or a time is impossible.
+        MeasuredOpsError: the file is no such database, or a time is impossible.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -161,7 +161,7 @@ def measured_rows(
     """Times the ops of a device kind that a database does not hold yet, and returns all as measured.
 
     Raises:
-        MeasurementError: the file is no such database, or a time is impossible.
+        MeasuredOpsError: the file is no such database, or a time is impossible.
     """
     timed = [(str(op), lambda op=op: timer(op)) for op in ops]
     seconds = measured_seconds(path, kind, timed, report)
@@ -228,7 +228,7 @@ def measure_machine(
         The cluster, and the calibrations by device kind.
 
     Raises:
-        MeasurementError: the database of times cannot be used, or a time is impossible.
+        MeasuredOpsError: the database of times cannot be used, or a time is impossible.
     """
     torch.set_num_threads(threads)
     path = own_cluster_file().with_name(effort.times)
@@ -268,7 +268,7 @@ def measure_processes(
         The cluster, named after the number of devices, and the calibration by device kind.
 
     Raises:
-        MeasurementError: there are fewer cores than devices, the database of times cannot be used, or a time
+        MeasuredOpsError: there are fewer cores than devices, the database of times cannot be used, or a time
             is impossible.
     """
     if not 2 <= n_processes <= n_cores():

@@ -38,7 +38,7 @@ class MeasuredOp:
 
     Attributes:
         op_class: one of `envs.costs.op_classes.CLASSES`, or `TENSOR`.
-        dtype: of the arithmetic.
+        dtype: type of the arithmetic.
         shape: batch, m, n and k of a matrix product; else 1, rows, elements of a row and 1.
         image: height and width of the output of a convolution, else 0.
     """
@@ -92,7 +92,7 @@ def ops_to_time(largest: int, *, tensor_cores: bool = False) -> list[TimedOp]:
 
     Args:
         largest: the largest side of a matrix.
-        tensor_cores: whether products in fp16 are timed too.
+        tensor_cores: true if products in fp16 are timed too.
     """
     sides = [largest >> shift for shift in (4, 2, 1, 0)]
     products = [(1, m, n, k) for m, n, k in itertools.product(sides, repeat=3)]
@@ -114,7 +114,7 @@ def time_op(op: TimedOp, device: str, repeats: int, run_s: float | None = None) 
     """Times an op on a PyTorch device, one warm-up before.
 
     Args:
-        device: as PyTorch names it, e.g. `cpu` or `cuda:0`.
+        device: name in PyTorch, e.g. `cpu` or `cuda:0`.
         run_s: seconds that the runs of a repeat take at least; by default `MIN_SECONDS`.
 
     Returns:
@@ -150,7 +150,7 @@ def time_issue(device: str, repeats: int, run_s: float | None = None) -> list[fl
     """Times an eager training step of a small transformer, whose ops a GPU does sooner than they are issued.
 
     Args:
-        device, repeats, run_s: as of `time_op`.
+        device, repeats, run_s: arguments of `time_op`.
 
     Returns:
         Seconds that the host needs for an op of the captured step, with autograd and Adam, in each repeat,

@@ -59,16 +59,18 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     clusters = tuple(with_host(cluster, config.host) for cluster in clusters)
     request = _request(config, instances)
     placers = _placers(config, request.kind)
-    gpu = _gpu(config, clusters)
-    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
-    pipeline = _chosen(config, request, clusters, gather) if request.is_open else request.wanted
-    gathered = gather(request.n_parts(pipeline))
-    graphs = [request.prepared(graph, clusters) for graph in gathered]
-    whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, request, clusters)}
-    given = read_given(config.placements, graphs, clusters, pipeline)
+
+    # The model is captured once for each number of microbatches: a choice of pipelines tries several.
+    read = cache(partial(_read_graphs, config, instances, _gpu(config, clusters)))
+    pipeline = _chosen(config, request, clusters, read) if request.is_open else request.wanted
+    as_read = read(request.n_parts(pipeline))
+    graphs = [request.prepared(graph, clusters) for graph in as_read]
+    whole = {} if config.split is None else {graphs[-1].name: _whole_batch(read, request, clusters)}
+    placements = read_given(config.placements, graphs, clusters, pipeline)
+
     needs_policy = any(name in PLACERS and PLACERS[name].is_learned for name in placers)
     policy = open_policy(config.policy) if needs_policy else None
-    seen = policy.how_seen(gathered) if policy else {}
+    seen = policy.how_seen(as_read) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
     spec = EvaluationSpec(
         graphs=tuple(graph for graph in graphs if graph.name not in dropped),
@@ -79,10 +81,10 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         budget=request.limits,
         policy=policy,
         seen=seen,
-        given=given,
+        given=placements,
         granularity=config.granularity,
         pipeline=pipeline,
-        home={each.name: home.get(each.name, DEFAULT_CLUSTER) for each in graphs} if home else {},
+        home={graph.name: home.get(graph.name, DEFAULT_CLUSTER) for graph in graphs} if home else {},
         whole=whole,
     )
     spec.check_feasible()
@@ -113,10 +115,10 @@ def _clusters(
     others = config.families or config.model or not all(map(names_instance, config.graphs))
     if config.cluster or not instances:
         return tuple(map(get_or_measure_cluster, config.cluster or (DEFAULT_CLUSTER,))), {}
-    found = {each.cluster.name: each.cluster for each in instances}
+    clusters = {instance.cluster.name: instance.cluster for instance in instances}
     if others:
-        found[DEFAULT_CLUSTER] = get_or_measure_cluster(DEFAULT_CLUSTER)
-    return tuple(found.values()), {each.name: each.cluster.name for each in instances}
+        clusters[DEFAULT_CLUSTER] = get_or_measure_cluster(DEFAULT_CLUSTER)
+    return tuple(clusters.values()), {instance.name: instance.cluster.name for instance in instances}
 
 
 def _request(config: EvaluationConfig, instances: Sequence[Instance]) -> Request:
@@ -126,28 +128,29 @@ def _request(config: EvaluationConfig, instances: Sequence[Instance]) -> Request
         EvaluationError: the instances have several.
         PipelineError: what `Request.wanted` raises.
     """
-    first = {each.pipeline: each.name for each in reversed(instances)}
-    if config.pipeline or not first:
+    first_of = {instance.pipeline: instance.name for instance in reversed(instances)}
+    if config.pipeline or not first_of:
         return Request.of(config)
-    if len(first) > 1:
-        one, other, *_ = first.values()
+    if len(first_of) > 1:
+        one, other, *_ = first_of.values()
         raise EvaluationError(f"'{one}' and '{other}' have different objectives; evaluate them one by one")
-    (own,) = first
-    if own is None:
+    (pipeline,) = first_of
+    if pipeline is None:
         return Request.of(config)
-    return Request.of(config, pipeline=own.schedule, microbatches=config.microbatches or own.microbatches)
+    microbatches = config.microbatches or pipeline.microbatches
+    return Request.of(config, pipeline=pipeline.schedule, microbatches=microbatches)
 
 
 def _chosen(
     config: EvaluationConfig,
     request: Request,
     clusters: Sequence[Cluster],
-    gather: Callable[[int | None], list[OpGraph]],
+    read: Callable[[int | None], list[OpGraph]],
 ) -> Pipeline:
     """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
 
     def graph_of(count: int) -> OpGraph:
-        graphs = gather(count if config.split else None)
+        graphs = read(count if config.split else None)
         if (sizes := (len(graphs), len(clusters))) != (1, 1):
             several = "{} graphs on {} clusters".format(*sizes)
             raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
@@ -170,29 +173,31 @@ def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:
 
 
 def _whole_batch(
-    gather: Callable[[int], list[OpGraph]], request: Request, clusters: Sequence[Cluster]
+    read: Callable[[int], list[OpGraph]], request: Request, clusters: Sequence[Cluster]
 ) -> OpGraph | str:
     """Returns the step of the whole batch of a split model, or why there is none."""
     try:
-        return request.prepared(gather(1)[-1], clusters)
+        return request.prepared(read(1)[-1], clusters)
     except ValueError as error:  # the model may run with microbatches alone
         return str(error)
 
 
-def _gather_graphs(
-    config: EvaluationConfig, of_instances: Sequence[OpGraph], gpu: Gpu | None, split: int | None
+def _read_graphs(
+    config: EvaluationConfig, instances: Sequence[Instance], gpu: Gpu | None, split: int | None
 ) -> list[OpGraph]:
-    """Loads every graph that the settings name: families first, then instances, files and the model.
+    """Reads every graph that the settings name: families first, then instances, files and the model.
 
     Args:
-        of_instances, gpu: graphs of the instances, and the GPUs whose kernels the model takes.
+        gpu: GPUs whose kernels the model takes.
         split: microbatches that the inputs of the model are cut into; None = they are one.
     """
     if not config.families and not config.graphs and config.model is None:
         raise SourceError("no graphs; give --families, --graphs or --model")
-    graphs = [*load_graphs(dict.fromkeys(config.families)), *of_instances]
+    graphs = [*load_graphs(dict.fromkeys(config.families)), *(instance.graph for instance in instances)]
     for path in dict.fromkeys(path for path in config.graphs if not names_instance(path)):
-        _tell_if_large(path)
+        size = os.stat(path).st_size if os.path.isfile(path) else 0
+        if size > LARGE_BYTES:
+            print(f"reading {printable(path)}, {size / 1e6:.0f} MB ...", file=sys.stderr)
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
         made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=config.split_inputs)
@@ -202,13 +207,6 @@ def _gather_graphs(
     if twice is not None:
         raise SourceError(f"two graphs are named '{twice}'; results are stored by name; rename one")
     return graphs
-
-
-def _tell_if_large(path: str) -> None:
-    """Says that a large file is being read, which takes a second for 15 MB."""
-    size = os.stat(path).st_size if os.path.isfile(path) else 0
-    if size > LARGE_BYTES:
-        print(f"reading {printable(path)}, {size / 1e6:.0f} MB ...", file=sys.stderr)
 
 
 def _placers(config: EvaluationConfig, kind: str) -> tuple[str, ...]:
@@ -250,7 +248,7 @@ def read_given(
     """
     graph_of = {graph.name: graph for graph in graphs}
     cluster_of = {cluster.name: cluster for cluster in clusters}
-    given: dict[tuple[str, str, str], Placement] = {}
+    placements: dict[tuple[str, str, str], Placement] = {}
     for path in paths:
         named = _read_placement(path, graph_of)
         if named.graph not in graph_of:
@@ -262,14 +260,14 @@ def read_given(
                 f"{path}: is for cluster '{named.cluster}'; name that cluster with --cluster"
             )
         key = (named.graph, named.cluster, Path(path).stem)
-        if key in given:
+        if key in placements:
             raise EvaluationError(
                 f"{path}: another placement of graph '{named.graph}' has that file name; rename one"
             )
         graph, cluster = graph_of[named.graph], cluster_of[named.cluster]
-        given[key] = named.resolve(graph, cluster)
-        _check_given(path, objective_of(graph, cluster, pipeline), given[key])
-    return given
+        placements[key] = named.resolve(graph, cluster)
+        _check_given(path, objective_of(graph, cluster, pipeline), placements[key])
+    return placements
 
 
 def _read_placement(path: str, graph_of: Mapping[str, OpGraph]) -> NamedPlacement:

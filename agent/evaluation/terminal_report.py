@@ -74,7 +74,12 @@ def table_lines(
     left_out: dict[str, None] = {}
     shown = set[str]()
     for case, part in by_case(lines):
-        table = text_table(HEADINGS, [_cells(line) for line in part], width=width, expendable=EXPENDABLE)
+        table = text_table(
+            HEADINGS,
+            [(name_of(line.placer, line.order), str(line.graphs), *figures(line)) for line in part],
+            width=width,
+            expendable=EXPENDABLE,
+        )
         text += [*_wrapped(title(case, uncalibrated), prose), *table.lines, ""]
         left_out |= dict.fromkeys(table.left_out)
         shown.update(table.shown)
@@ -90,10 +95,6 @@ def table_lines(
 def _wrapped(text: str, width: int) -> list[str]:
     wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False).wrap
     return [part for line in text.splitlines() for part in wrap(line)]
-
-
-def _cells(line: Line) -> tuple[str, ...]:
-    return (name_of(line.placer, line.order), str(line.graphs), *figures(line))
 
 
 GAP = "  "

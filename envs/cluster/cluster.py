@@ -38,7 +38,7 @@ class Device:
         launch_s: seconds to launch one op.
         peaks: peak floating-point operations a second by dtype of the arithmetic, from `DTYPES`; where it is
             empty, `flops_per_s` is the peak for all.
-        overlap_slowdown: how many times as long ops take while a copy to or from the device runs, at least 1.
+        overlap_slowdown: factor of the time of ops while a copy to or from the device runs, at least 1.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Device:
 
     def peak(self, dtype: str) -> float:
         """Returns the peak for a dtype, flops a second: its own, a stand-in's or `flops_per_s`."""
-        known = (self.peaks[name] for name in (dtype, *STAND_INS.get(dtype, ())) if name in self.peaks)
-        return next(known, self.flops_per_s)
+        peaks = (self.peaks[name] for name in (dtype, *STAND_INS.get(dtype, ())) if name in self.peaks)
+        return next(peaks, self.flops_per_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +65,13 @@ class Cluster:
     Attributes:
         bytes_per_s: bandwidth of each ordered pair, (n_devices, n_devices); the diagonal is unused.
         latency_s: seconds between the end of a transfer and its arrival, (n_devices, n_devices).
-        schedule: what a free device or link does next, one of `SCHEDULES`.
+        schedule: rule by which a free device or link goes on, one of `SCHEDULES`.
         sharing: which transfers contend, one of `SHARING`.
-        transfer_per: whether a tensor is sent once per destination or once in all, one of `TRANSFER_PER`.
+        transfer_per: sends of a tensor, once per destination or once in all, one of `TRANSFER_PER`.
         op_gap_s: seconds that a device rests after an op of non-zero time.
         transfer_gap_s: seconds that a transfer occupies its link beyond bytes / bandwidth.
         issue_s: seconds that the one host thread needs for what it issues at a time; 0 = no time.
-        issue_per: what it issues at a time, one of `ISSUE_PER`: one op or copy, or as a CUDA graph all of the
+        issue_per: unit of its issues, one of `ISSUE_PER`: one op or copy, or as a CUDA graph all of the
             step.
         copies: on which streams copies run, one of `COPIES`.
         n_half_bytes: size at which a transfer reaches half of its bandwidth, one number for all pairs or

@@ -66,7 +66,7 @@ class Kind:
 
     Attributes:
         name: e.g. `a100-pcie-40gb`.
-        box: how such boards are linked, a key of `envs.cluster.named.BOXES`; empty is not known.
+        box: links of such boards, a key of `envs.cluster.named.BOXES`; empty is not known.
         memory_bytes, bytes_per_s: capacity and bandwidth of its memory.
         peaks: floating-point operations a second by dtype.
         multiprocessors: number of streaming multiprocessors.

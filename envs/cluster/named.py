@@ -49,7 +49,7 @@ class Box:
     Attributes:
         link: a link, or the name of a measured one, perhaps without its `-2`, `-4` or `-8` for so many GPUs.
         gbps: gigabits a second that a GPU sends to another node, if the name of the cluster has no rate.
-        sharing: as of `Cluster`, within a node; `pair` if any two GPUs have a link of their own.
+        sharing: rule of `Cluster`, within a node; `pair` if any two GPUs have a link of their own.
         said: links within a node and who measured them, in words.
         nvlinks: NVLinks of a GPU, divided evenly over the others of its node; 0 = they lead to a switch.
     """
@@ -120,7 +120,7 @@ def named_cluster(name: str) -> Cluster:
 
 
 def _parsed(name: str) -> Cluster:
-    text, at, rate = name.partition("@")
+    text, has_rate, rate = name.partition("@")
     terms, n_nodes, kinds = text.split("+"), 1, list[str]()
     for term in terms:
         *numbers, kind = re.fullmatch(r"(?:([0-9]+)x)?(?:([0-9]+)x)?(.*)", term, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -131,9 +131,9 @@ def _parsed(name: str) -> Cluster:
             raise ClusterError(f"it has 1 to {MAX_DEVICES} devices")
         n_nodes = counts[0] if len(counts) == 2 else 1
         kinds += [kind_named(kind)] * count
-    if at and not (n_nodes > 1 and re.fullmatch(r"[1-9][0-9]{0,4}g", rate)):
+    if has_rate and not (n_nodes > 1 and re.fullmatch(r"[1-9][0-9]{0,4}g", rate)):
         raise ClusterError("a rate is gigabits a second between nodes, as @200g in 2x8xa100-sxm4@200g")
-    return _built(name, kinds, n_nodes, int(rate[:-1]) if at else BOXES[KINDS[kinds[0]].box].gbps)
+    return _built(name, kinds, n_nodes, int(rate[:-1]) if has_rate else BOXES[KINDS[kinds[0]].box].gbps)
 
 
 def _built(name: str, kinds: Sequence[str], n_nodes: int, gbps: int) -> Cluster:

@@ -94,7 +94,7 @@ def uniform(
 
     Args:
         device: copied `n_devices` times; copies are named `<name>0`, `<name>1`, ...
-        bytes_per_s, latency_s: of every link.
+        bytes_per_s, latency_s: bandwidth and latency of every link.
         rules: further fields of `Cluster`.
     """
     shape = (n_devices, n_devices)

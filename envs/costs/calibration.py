@@ -70,7 +70,7 @@ class Calibration:
     """The measured efficiency of a device kind.
 
     Attributes:
-        origin: what its models come from, e.g. `measured` or `medians of ampere`.
+        origin: source of its models, e.g. `measured` or `medians of ampere`.
         multiprocessors: blocks of a matrix product that the device computes at a time.
         l2_bytes: size of its last cache.
         classes: models by op class or `TENSOR`; `STAND_INS` says what holds for the others.
@@ -155,8 +155,8 @@ def calibration_of(kind: str) -> Calibration | None:
     if not kind.replace("-", "").isalnum():
         return None
     shipped = _shipped(kind)
-    own = own_calibration_file(kind)
-    return read_calibration(own) if shipped is None and own.is_file() else shipped
+    file = own_calibration_file(kind)
+    return read_calibration(file) if shipped is None and file.is_file() else shipped
 
 
 @cache
@@ -211,14 +211,14 @@ def calibration_from_json(value: object, where: str) -> Calibration:
 
 
 def _tiles(value: object, where: str) -> Tiles:
-    at = f"{where}: batched_tiles"
+    tiles_where = f"{where}: batched_tiles"
     sizes = [
-        [json_fields.integer(side, at) for side in json_fields.array(tile, at)]
-        for tile in json_fields.array(value, at)
+        [json_fields.integer(side, tiles_where) for side in json_fields.array(tile, tiles_where)]
+        for tile in json_fields.array(value, tiles_where)
     ]
     if not sizes or any(len(tile) != 2 or not all(1 <= side <= MAX_TILE for side in tile) for tile in sizes):
         raise CalibrationError(
-            f"{at}: is {sizes}; expected at least one [rows, columns], each 1 to {MAX_TILE}"
+            f"{tiles_where}: is {sizes}; expected at least one [rows, columns], each 1 to {MAX_TILE}"
         )
     return tuple((rows, columns) for rows, columns in sizes)
 

@@ -38,8 +38,9 @@ def calibrated_seconds(graph: OpGraph, device: Device, calibration: Calibration)
     seconds = np.zeros(graph.n_ops)
     class_of = np.array([CLASS_NUMBER[op_class(kind)] for kind in graph.op_types], dtype=np.int64)
     class_of[(class_of == CLASS_NUMBER["other"]) & graph.gemm.any(axis=1)] = CLASS_NUMBER["gemm"]
-    tensor_of = {dtype: _on_tensor_cores(device, dtype) for dtype in set(graph.dtypes)}
-    tensor = np.array([tensor_of[dtype] for dtype in graph.dtypes], dtype=bool)
+    least_flops = TENSOR_GAIN * device.peak("fp32")
+    on_cores = {dtype for dtype in TENSOR_DTYPES if device.peak(dtype) > least_flops}
+    tensor = np.array([dtype in on_cores for dtype in graph.dtypes], dtype=bool)
     for number, name in enumerate(CLASSES):
         for on_tensor in (False, True):
             ops = np.flatnonzero((class_of == number) & (tensor == on_tensor))
@@ -51,15 +52,13 @@ def calibrated_seconds(graph: OpGraph, device: Device, calibration: Calibration)
     return np.where(idle, 0.0, device.launch_s + seconds)
 
 
-def _on_tensor_cores(device: Device, dtype: str) -> bool:
-    return dtype in TENSOR_DTYPES and device.peak(dtype) > TENSOR_GAIN * device.peak("fp32")
-
-
 def _matmul_seconds(
     graph: OpGraph, ops: IntArray, device: Device, calibration: Calibration, name: str, tensor: bool
 ) -> FloatArray:
     model, machine = calibration.matmul(name, tensor=tensor), calibration.machine(device.bytes_per_s)
-    work = _work(graph, ops, device)
+    shape, image = graph.gemm[ops].astype(np.float64), graph.image[ops].astype(np.float64)
+    item_bytes, peak = _per_dtype(graph, ops, device)
+    work = MatmulWork(shape, graph.bytes_moved[ops], item_bytes, peak, image)
     flops = graph.flops[ops]
     seconds = model.seconds_of_flops(flops, work, machine)
     shaped = np.flatnonzero((work.shape > 0).all(axis=1))
@@ -70,12 +69,6 @@ def _matmul_seconds(
         once = work.select(shaped).traffic_over(repeats)
         seconds[shaped] = repeats * model.seconds(once, machine)
     return seconds
-
-
-def _work(graph: OpGraph, ops: IntArray, device: Device) -> MatmulWork:
-    shape, image = graph.gemm[ops].astype(np.float64), graph.image[ops].astype(np.float64)
-    item_bytes, peak = _per_dtype(graph, ops, device)
-    return MatmulWork(shape, graph.bytes_moved[ops], item_bytes, peak, image)
 
 
 def _traffic_seconds(
@@ -93,8 +86,8 @@ def _traffic_seconds(
 def _per_dtype(graph: OpGraph, ops: IntArray, device: Device) -> tuple[FloatArray, FloatArray]:
     """Returns the bytes of an element and the peak of the device for each op, both (n,)."""
     dtypes = [graph.dtypes[op] for op in ops.tolist()]
-    known = {dtype: (ITEM_BYTES.get(dtype, 4.0), device.peak(dtype)) for dtype in set(dtypes)}
-    pairs = np.array([known[dtype] for dtype in dtypes])
+    pair_of = {dtype: (ITEM_BYTES.get(dtype, 4.0), device.peak(dtype)) for dtype in set(dtypes)}
+    pairs = np.array([pair_of[dtype] for dtype in dtypes])
     return pairs[:, 0], pairs[:, 1]
 
 
@@ -176,7 +169,7 @@ def check_transfers(graph: OpGraph, cluster: Cluster) -> None:
     for bad, link in ((too_large, slowest), (too_small, fastest)):
         if bad.any():
             tensor = int(np.argmax(bad))
-            sender, receiver = (cluster.devices[at].name for at in divmod(link, cluster.n_devices))
+            sender, receiver = (cluster.devices[index].name for index in divmod(link, cluster.n_devices))
             seconds = (sizes[tensor] + n_half.flat[link]) / speeds.flat[link]
             raise CostError(
                 f"graph '{graph.name}' on cluster '{cluster.name}': tensor {tensor} takes {seconds:g} s from "

@@ -43,8 +43,8 @@ class EpisodeResult:
     Attributes:
         step_time_s: step time of `device_of`, NaN where infeasible.
         ratio_to_single: `step_time_s` over that of the fastest single device.
-        fits: whether every device has the memory.
-        infeasible: whether the episode ended early, at an op that no device had free memory for.
+        fits: true if every device has the memory.
+        infeasible: true if the episode ended early, at an op that no device had free memory for.
         device_of: the placement, int (n_ops,); in `improve` the best one seen. -1 where not placed.
     """
 
@@ -101,9 +101,9 @@ class EpisodeSettings:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> EpisodeSettings:
         """Makes settings of keyword arguments, none of which may be unknown."""
-        known = [item.name for item in fields(cls)]
-        if unknown := [name for name in arguments if name not in known]:
-            raise MdpError(f"unknown argument '{unknown[0]}'; use {', '.join(known)}")
+        names = [item.name for item in fields(cls)]
+        if unknown := [name for name in arguments if name not in names]:
+            raise MdpError(f"unknown argument '{unknown[0]}'; use {', '.join(names)}")
         return cls(**arguments)
 
 
@@ -111,7 +111,7 @@ class EpisodeBatch:
     """`n` episodes over given problems, in step with one another.
 
     Args:
-        problems: what episodes may be over; every one must be feasible on its cluster.
+        problems: problems that episodes may be over; each must be feasible on its cluster.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
         rolls_out: fill the features of truncated rollouts in; without, they are 0. `improve` has none.
         threads: number of threads that share the episodes of a step; results do not depend on it.
@@ -173,13 +173,13 @@ class EpisodeBatch:
         """
         checked(MdpError, "order", order, int, least=0, most=len(self.orders) - 1)
         checked(MdpError, "problem", problem, int, least=0, most=len(self.problems) - 1)
-        given = self.problems[problem]
+        its_problem = self.problems[problem]
         visits, is_incremental = self._plans.get(problem, order, rng)
         begin_empty(
             self._episodes, episode, problem, visits, is_incremental=self._incremental and is_incremental
         )
         if self.improving:
-            place_all(self._episodes, episode, given, _first_placement(self._start, given))
+            place_all(self._episodes, episode, its_problem, _first_placement(self._start, its_problem))
         self._order_of[episode] = order
         self._timed.pop(episode, None)
         self._loop(step_episodes, episode, self._scratches[0], ONLY_OBSERVE)
@@ -216,15 +216,15 @@ class EpisodeBatch:
             )
         return np.ascontiguousarray(devices, dtype=np.int64)
 
-    def loop(self, kernel: Callable[..., None], each: NDArray[Any], *arguments: object) -> None:
+    def loop(self, kernel: Callable[..., None], row_of: NDArray[Any], *arguments: object) -> None:
         """Runs a compiled loop over all episodes, divided among the threads.
 
         Args:
-            kernel: as `step_episodes`, with `each` in place of its actions and `arguments` after `result`.
-            each: a row for each episode, (n, ...).
+            kernel: `step_episodes`, or one with `row_of` in place of actions and `arguments` after `result`.
+            row_of: row for each episode, (n, ...).
         """
         was_done = self.done
-        shares = np.array_split(each, len(self._scratches))
+        shares = np.array_split(row_of, len(self._scratches))
         firsts = np.cumsum([0, *map(len, shares)])[:-1].tolist()
         run = partial(self._loop, kernel, arguments=arguments)
         list((self._pool.map if self._pool else map)(run, firsts, self._scratches, shares))
@@ -257,9 +257,9 @@ class EpisodeBatch:
     def fork(self, source: int, target: int) -> None:
         """Makes one episode a copy of another, its observation included."""
         state = self._episodes
-        arrays = [each for name, each in state._asdict().items() if name != "timeline"]
-        own = (self._order_of, self._result.outcome, self._result.done)
-        for rows in (*arrays, *state.timeline, *self.observation, *own):
+        arrays = [array for name, array in state._asdict().items() if name != "timeline"]
+        of_batch = (self._order_of, self._result.outcome, self._result.done)
+        for rows in (*arrays, *state.timeline, *self.observation, *of_batch):
             rows[target] = rows[source]
 
     def time_s(self) -> NDArray[np.float64]:
@@ -303,7 +303,7 @@ class EpisodeBatch:
         kernel: Callable[..., None],
         first: int,
         scratch: CandidateScratch,
-        each: NDArray[Any],
+        rows: NDArray[Any],
         arguments: Sequence[object] = (),
     ) -> None:
         """Runs a compiled loop over the episodes from `first` on."""
@@ -313,7 +313,7 @@ class EpisodeBatch:
             scratch,
             self._rules,
             first,
-            each,
+            rows,
             self.observation,
             self._result,
             *arguments,

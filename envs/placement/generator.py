@@ -52,7 +52,7 @@ class Rounds(Uniform):
     Larger graphs so get more decisions, but no more episodes.
 
     Args:
-        repeats: how often in a row a problem comes up in a round, each time in the same order. Such episodes
+        repeats: times in a row that a problem comes up in a round, each time in the same order. Such episodes
             visit the same ops at the same time, so that their decisions can be compared; and fewer graphs
             have to be encoded at a time.
         only: indices of the problems to draw from; all by default. Two environments over the same problems

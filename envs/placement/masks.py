@@ -46,8 +46,8 @@ class Mask:
         table = np.asarray(self.allowed(problem) if callable(self.allowed) else self.allowed)
         where = f"mask of '{problem.graph.name}' on {problem.cluster.name}"
         if table.shape != shape or table.dtype != np.bool_:
-            own = "" if callable(self.allowed) else "; use a function to give each problem a table"
-            wanted = f"expected (n_units, n_devices) = {shape}, bool{own}"
+            remedy = "" if callable(self.allowed) else "; use a function to give each problem a table"
+            wanted = f"expected (n_units, n_devices) = {shape}, bool{remedy}"
             raise ValueError(f"{where}: {table.dtype}, shape {table.shape}; {wanted}")
         holds = problem.footprint_bytes[:, None] <= problem.arrays.memory
         lost = ~(table & (holds | (not self.needs_memory))).any(axis=1)
@@ -66,9 +66,6 @@ def fill_mask(m, p, episode, op, rules, mask):
     """Marks the allowed devices with free memory for the unit of an op, or all; it may stay where it is.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
-        op: index of the op, int.
-        rules: `MdpRules`; whether the memory counts.
         mask: int8 (max_devices,); written.
 
     Returns:

@@ -25,7 +25,7 @@ class NamedPlacementEnv(PlacementEnv):
         problems: graphs on clusters, in place of the names.
         families, graphs: families of the benchmark set and paths of graph files; by default `cifar10`.
         cluster: presets, or paths of cluster files.
-        granularity: what one decision places.
+        granularity: unit that one decision places.
         settings: further arguments of `PlacementEnv`, such as `orders=("topo",)` and `mdp="improve"`.
 
     Raises:

@@ -47,8 +47,8 @@ def draw(batch: EpisodeBatch, episode: int, mode: str) -> str | Picture:
             image[_pixels(device_of[op]), _span(step, step.total_s, op, PIXELS)] = MARK
         return image
     cells = np.full((problem.n_devices, COLUMNS), ".")
-    for each in sorted(runs.tolist(), key=lambda each: each == op):
-        cells[device_of[each], _span(step, step.total_s, each, COLUMNS)] = "@" if each == op else "#"
+    for drawn in sorted(runs.tolist(), key=lambda drawn: drawn == op):
+        cells[device_of[drawn], _span(step, step.total_s, drawn, COLUMNS)] = "@" if drawn == op else "#"
     names = [device.name for device in problem.cluster.devices]
     width = max(map(len, names))
     lines = [f"{name:>{width}} {''.join(row)}" for name, row in zip(names, cells, strict=True)]

@@ -1,12 +1,4 @@
-"""The state of episodes, in flat arrays that the kernels read and write.
-
-The kernels of this package share three arguments:
-
-    m: `MdpArrays`; placement units, footprints and scales of the problem.
-    p: `ProblemArrays`; graph and cluster as the simulator reads them.
-    episode: `Episode`; state of the episode; its arrays are views into `Episodes`.
-    timeline: `Timeline`.
-"""
+"""The state of episodes, in flat arrays that the kernels read and write."""
 
 from __future__ import annotations
 
@@ -25,12 +17,14 @@ if TYPE_CHECKING:
     from envs.placement.masks import Mask
     from envs.problem import Problem
 
-POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS, LONGEST, TO_COME = range(7)
-"""Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
-whether the timeline grows by one op at a time (1) or is simulated again (0), while constructing the number
-of ops that are decided and not visited yet, the number of decisions taken, and while constructing the numbers
-of units in `MdpArrays.by_seconds` that are known to be placed, and of ops in `by_end_s` that are known to be
-visited, which are all if visits are not in program order."""
+# Columns of `Episode.state`:
+POSITION = 0  # index of the visit at hand
+LAST_DEVICE = 1  # device of the last decision, -1 before the first
+IS_INCREMENTAL = 2  # 1 = the timeline grows by one op at a time, 0 = all is simulated again
+N_WAITING = 3  # ops that are decided and not visited yet, while constructing
+N_DECISIONS = 4  # decisions taken
+LONGEST = 5  # first units of `MdpArrays.by_seconds` that are seen to be placed, while constructing
+TO_COME = 6  # first ops of `MdpArrays.by_end_s` that are seen to be visited; all if not in program order
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -149,24 +143,25 @@ def mdp_arrays(problem: Problem, mask: Mask) -> MdpArrays:
 
 @kernel(entry=True)
 def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, waits, tail_s):
-    """Finds the updates that outputs go to, and the least time from each op to the end of the step.
+    """Finds the update that each op's output goes to, and the least time from each op to the end of the step.
 
-    That is the update, an op that no episode visits, that reads the op's largest tensor, the first of equal
-    ones; or that of the only op that reads all that the op makes and adds to as large a gradient.
+    The update is an op that no episode visits. Of those that read a tensor of the op, it is the one that
+    reads the largest tensor, or the first of equal ones. An op whose only output has one reader, which adds
+    it to a gradient of the same size, shares the update of that reader.
 
     Args:
-        p: `ProblemArrays`. is_compute: as in `MdpArrays`.
-        least_s: the least time of each op on a device, (n_ops,).
-        update: filled with -1; written. update_bytes, is_gradient, tail_s: zeros; written; as in `MdpArrays`.
-        waits: 1 where a compute op is placed alone; written; as in `MdpArrays`.
+        is_compute: as in `MdpArrays`.
+        least_s: least time of each op on a device, seconds, (n_ops,).
+        update, update_bytes, is_gradient, tail_s: as in `MdpArrays`, -1 or zeros before; written.
+        waits: as in `MdpArrays`, 1 where a compute op is placed alone before; written.
     """
     for op in range(len(p.is_source) - 1, -1, -1):
         first, last = p.output_ptr[op], p.output_ptr[op + 1]
         n_readers, reader, is_alone = 0, op, waits[op]
         for k in range(first, last):
             tensor = p.output_item[k]
-            for at in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                reader, n_readers = p.consumer_item[at], n_readers + 1
+            for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                reader, n_readers = p.consumer_item[j], n_readers + 1
                 waits[op] &= is_compute[reader] == 0
                 tail_s[op] = max(tail_s[op], tail_s[reader] + least_s[reader])
                 is_larger = p.size[tensor] > update_bytes[op]
@@ -188,18 +183,19 @@ def _find_joins(p, is_compute, joined, beside, moved_bytes):
     reads besides, its largest tensor counts, the first of equal ones.
 
     Args:
-        p: `ProblemArrays`. is_compute: as in `MdpArrays`.
-        joined, beside: filled with -1; written. moved_bytes: zeros; written; (n_ops,) each.
+        is_compute: as in `MdpArrays`.
+        joined, beside: as in `MdpArrays`, -1 before; written.
+        moved_bytes: bytes of the smaller tensor, zeros before, (n_ops,); written.
     """
     for reader in range(len(is_compute)):
         first, last = p.input_ptr[reader], p.input_ptr[reader + 1]
         for k in range(first, last if is_compute[reader] else first):
             tensor, other = p.input_item[k], -1
             op = p.producer[tensor]
-            for other_k in range(first, last if is_compute[op] else first):
-                each = p.input_item[other_k]
-                if p.producer[each] != op and (other < 0 or p.size[each] > p.size[other]):
-                    other = each
+            for j in range(first, last if is_compute[op] else first):
+                candidate = p.input_item[j]
+                if p.producer[candidate] != op and (other < 0 or p.size[candidate] > p.size[other]):
+                    other = candidate
             if other >= 0 and min(p.size[tensor], p.size[other]) > moved_bytes[op]:
                 joined[op], beside[op] = tensor, other
                 moved_bytes[op] = min(p.size[tensor], p.size[other])
@@ -207,18 +203,13 @@ def _find_joins(p, is_compute, joined, beside, moved_bytes):
 
 @kernel
 def updated_s(m, p, timeline, device_of, waiting_s, op, device, finish):
-    """Returns when the update that an op's output goes to would end, were its device free.
+    """Returns when the update that an op's output goes to would end, were its device free, in seconds.
 
-    Where it is on another device, the output is sent behind all that its link carries or has to carry.
+    Where it is on another device, the output is sent behind all that its link carries or has to carry. If
+    there is no such update, or it is not placed yet, that is the finish of the op.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
-        waiting_s: as in `Episode`.
-        op, device: indices, int.
         finish: finish of the op on the device, seconds.
-
-    Returns:
-        Seconds; `finish` if there is no such update, or it is not placed yet.
     """
     target = update_device(m, device_of, op, device)
     if target < 0:
@@ -234,11 +225,7 @@ def updated_s(m, p, timeline, device_of, waiting_s, op, device, finish):
 
 @kernel
 def update_device(m, device_of, op, device):
-    """Returns the device of the update that the output of an op goes to, -1 if none is placed.
-
-    Args:
-        m: `MdpArrays`. device_of: device of each op, int64 (n_ops,). op, device: indices, int.
-    """
+    """Returns the device of the update that the output of an op goes to, -1 if none is placed."""
     update = m.update[op]
     if update < 0:
         return -1
@@ -250,9 +237,7 @@ def queue_gradient(m, p, device_of, waiting_s, op):
     """Adds the copy of a gradient that its update reads elsewhere to what its link carries after all else.
 
     Args:
-        device_of: device of each op, int64 (n_ops,).
-        waiting_s: as in `Episode`; written.
-        op: index of a placed op, int.
+        waiting_s: written.
     """
     source, target = device_of[op], update_device(m, device_of, op, device_of[op])
     if m.is_gradient[op] and target >= 0 and p.link[source, target] >= 0:
@@ -328,16 +313,7 @@ def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray)
 
 @kernel
 def episode_at(episodes, p, e):
-    """Returns views of one episode, cut to its problem's size.
-
-    Args:
-        episodes: `Episodes`; episodes side by side.
-        p: `ProblemArrays`; the episode's problem.
-        e: index of the episode, int.
-
-    Returns:
-        An `Episode` whose arrays are views.
-    """
+    """Returns views of one episode, cut to its problem's size."""
     n_ops, n_devices = len(p.is_source), len(p.memory)
     n_slots = len(p.producer) * n_devices
     rows = episodes.timeline
@@ -368,8 +344,7 @@ def simulate_op(m, p, episode, op, device, moves_unit):
     """Shows a full simulation an op on a device, and the source ops of its unit or the whole unit with it.
 
     Args:
-        episode: `Episode`; `simulated` is written.
-        op: index of the op, int.
+        episode: `simulated` is written.
         device: index of the device, int; -1 hides them again.
         moves_unit: whether the whole unit goes there, bool.
     """

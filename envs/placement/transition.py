@@ -1,7 +1,4 @@
-"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes.
-
-In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays` and `episode` an `Episode`.
-"""
+"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes."""
 
 from __future__ import annotations
 
@@ -65,14 +62,10 @@ def step_episodes(packed, episodes, scratch, rules, first, actions, observation,
     One entry for a batch's first observation too, as each entry is compiled with all that it calls.
 
     Args:
-        packed: `PackedProblems`; problems that the episodes are over.
-        episodes: `Episodes`; written.
-        scratch: `CandidateScratch`; written (scratch); threads that run at a time need one each.
-        rules: `MdpRules`; what is asked for, and the factor of penalties.
+        episodes, observation, result: rows of the episodes are written.
+        scratch: written; threads that run at a time need one each.
         first: index of the first of the episodes, int.
         actions: device for each of the episodes, int64 (n_actions,); -1 decides nothing and only observes.
-        observation: `Observation`; rows of the episodes are written.
-        result: `StepResult`; rows of the episodes are written.
     """
     for e in range(first, first + len(actions)):
         advance(packed, episodes, scratch, rules, e, actions[e - first], observation, result)
@@ -83,8 +76,7 @@ def advance(packed, episodes, scratch, rules, e, action, observation, result):
     """Takes one decision in one episode.
 
     Args:
-        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
-        e: index of the episode, int.
+        episodes, scratch, observation, result: written as by `step_episodes`.
         action: index of the device, int; -1 decides nothing and only observes.
     """
     i = episodes.problem[e]
@@ -121,8 +113,7 @@ def construct(m, p, episode, device):
     """Decides the unit of the op at hand and visits on to the next op that is not decided.
 
     Args:
-        episode: `Episode`; written.
-        device: index of the device, int.
+        episode: written.
 
     Returns:
         Whether all visits are done, bool.
@@ -147,8 +138,7 @@ def improve(m, p, episode, device):
     """Moves the unit of the op at hand and goes to the next visit.
 
     Args:
-        episode: `Episode`; written; simulated again where the unit changes its device.
-        device: index of the device, int.
+        episode: written; simulated again where the unit changes its device.
 
     Returns:
         Whether all visits are done, bool.
@@ -168,7 +158,7 @@ def keep_best(p, episode):
     """Keeps the fastest placement so far whose footprints are within the memory.
 
     Args:
-        episode: `Episode`; `best_s` and `best_device_of` are written.
+        episode: `best_s` and `best_device_of` are written.
     """
     for device in range(len(p.memory)):
         if episode.load[device] > p.memory[device]:
@@ -183,9 +173,7 @@ def assign(m, p, episode, op, device):
     """Puts the unit of an op on a device, taking it from where it was.
 
     Args:
-        episode: `Episode`; `device_of`, `load`, `busy`, `updates_s` and `state` are written.
-        op: index of the op, int.
-        device: index of the device, int.
+        episode: `device_of`, `load`, `busy`, `updates_s` and `state` are written.
     """
     unit = m.unit_of[op]
     before = episode.device_of[op]
@@ -210,8 +198,7 @@ def visit(m, p, episode, op):
     """Adds a decided op to what is simulated.
 
     Args:
-        episode: `Episode`; `timeline` and `time_s` are written if incremental, else `simulated`.
-        op: index of the op, int.
+        episode: `timeline` and `time_s` are written if incremental, else `simulated`.
     """
     device = episode.device_of[op]
     if episode.state[IS_INCREMENTAL]:
@@ -224,13 +211,10 @@ def visit(m, p, episode, op):
 
 @kernel(inline=True)
 def share_of_overflow(p, episode, peak_bytes):
-    """Computes the memory that a finished placement needs beyond what its devices have.
+    """Returns the memory that a placement needs beyond that of its devices, as a share of all memory.
 
     Args:
         peak_bytes: (n_devices,); written.
-
-    Returns:
-        Share of the cluster's memory, 0 where the placement is within the memory.
     """
     peak_memory(p, episode.simulated, episode.timeline, episode.time_s[0], peak_bytes)
     beyond = 0.0

@@ -43,7 +43,7 @@ class PlacementVecEnv(VecEnv):
 
     Attributes:
         batch: the episodes.
-        problems, orders: that they are over; an observation has the index of its problem.
+        problems, orders: problems and orders of the episodes; an observation has the index of its problem.
         waits: places whose episode has ended, and where none has begun since, bool (n_envs,).
 
     Raises:

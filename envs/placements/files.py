@@ -72,7 +72,7 @@ class NamedPlacement:
 
     def _check_groups(self, index_of: Mapping[str, int]) -> None:
         named = [device for group in self.groups for device in group]
-        wrong = next((each for each in named if each not in index_of or named.count(each) > 1), None)
+        wrong = next((member for member in named if member not in index_of or named.count(member) > 1), None)
         if wrong is not None or len({len(group) for group in self.groups}) > 1 or len(self.groups) == 1:
             what = "are not two or more of equal size" if wrong is None else f"name '{wrong}'"
             raise PlacementError(
@@ -87,8 +87,8 @@ class NamedPlacement:
             )
 
     def _check_ops(self, graph: OpGraph) -> None:
-        known = set(graph.op_names)
-        unknown = [op for op in (*self.device_of, *self.stage_of) if op not in known]
+        names = set(graph.op_names)
+        unknown = [op for op in (*self.device_of, *self.stage_of) if op not in names]
         if unknown:
             raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
         missing = [op for op in graph.op_names if op not in self.device_of]
@@ -136,8 +136,10 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
     record = fields(value, where, KEYS, set(PIPELINE_KEYS), format=FORMAT)
     device_of = record["device_of"]
     if not isinstance(device_of, dict):
-        at = f"{where}: device_of"
-        raise FileFormatError(f"{at}: is {kind_of(device_of)}; expected an object, op name to device name")
+        devices_where = f"{where}: device_of"
+        raise FileFormatError(
+            f"{devices_where}: is {kind_of(device_of)}; expected an object, op name to device name"
+        )
     for op, device in device_of.items():
         name(device, f"{where}: device of {name(op, f'{where}: an op of device_of')!r}")
     return NamedPlacement(
@@ -158,17 +160,19 @@ def _recompute(value: object, where: str) -> tuple[int, ...]:
 
 def _groups(value: object, where: str) -> tuple[tuple[str, ...], ...]:
     device = f"{where}: a device"
-    return tuple(tuple(name(each, device) for each in array(group, where)) for group in array(value, where))
+    return tuple(
+        tuple(name(member, device) for member in array(group, where)) for group in array(value, where)
+    )
 
 
 def _stages(value: object, where: str) -> Mapping[str, int]:
     if not isinstance(value, dict):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object, op name to stage number")
-    found = {op: integer(stage, f"{where}: stage of {op!r}") for op, stage in value.items()}
-    for op, stage in found.items():
-        if not 0 <= stage < len(found):
-            raise FileFormatError(f"{where}: stage of {op!r} is {stage}; expected 0 to {len(found) - 1}")
-    return found
+    stage_of = {op: integer(stage, f"{where}: stage of {op!r}") for op, stage in value.items()}
+    for op, stage in stage_of.items():
+        if not 0 <= stage < len(stage_of):
+            raise FileFormatError(f"{where}: stage of {op!r} is {stage}; expected 0 to {len(stage_of) - 1}")
+    return stage_of
 
 
 def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, Any]:

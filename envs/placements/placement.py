@@ -22,9 +22,9 @@ class Placement:
 
     Attributes:
         device_of: device index of each op in program order, int (n_ops,); -1 = not placed yet.
-        stage_of: in a pipeline, the stage of each forward and backward op, -1 for all others, int (n_ops,).
+        stage_of: stage of each forward and backward op of a pipeline, -1 for all others, int (n_ops,).
         recompute: stages that run their forward ops again before their backward ops.
-        groups: in replicas of a pipeline, the devices of each; the first are those of `device_of`, and those
+        groups: devices of each replica of a pipeline; the first are those of `device_of`, and those
             at one position hold the same stages. Empty = one replica.
     """
 
@@ -60,7 +60,7 @@ def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, p
     """Checks that a placement suits a graph and a cluster.
 
     Args:
-        partial: whether ops may be unplaced (-1). An unplaced member splits no placement unit.
+        partial: true if ops may be unplaced (-1). An unplaced member splits no placement unit.
 
     Raises:
         PlacementError: wrong length or not integers, an unplaced op, a device the cluster lacks, or a split
@@ -76,11 +76,11 @@ def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, p
     bad = (device_of < lowest) | (device_of >= cluster.n_devices)
     if bad.any():
         op = int(np.argmax(bad))
-        at = f"{where}: op {op} ('{graph.op_names[op]}')"
+        op_where = f"{where}: op {op} ('{graph.op_names[op]}')"
         if device_of[op] == -1:
-            raise PlacementError(f"{at} is not placed; give every op a device")
-        known = f"cluster '{cluster.name}' has 0 to {cluster.n_devices - 1}"
-        raise PlacementError(f"{at} is on device {device_of[op]}, but {known}")
+            raise PlacementError(f"{op_where} is not placed; give every op a device")
+        devices = f"cluster '{cluster.name}' has 0 to {cluster.n_devices - 1}"
+        raise PlacementError(f"{op_where} is on device {device_of[op]}, but {devices}")
     _check_units(where, graph, cluster, device_of)
 
 
@@ -90,8 +90,8 @@ def _check_units(where: str, graph: OpGraph, cluster: Cluster, device_of: IntArr
     leader = members[first[unit]]
     split = device_of[members] != device_of[leader]
     if split.any():
-        at = int(np.argmax(split))
-        ops = [leader[at], members[at]]
+        row = int(np.argmax(split))
+        ops = [leader[row], members[row]]
         one, other = (f"'{graph.op_names[op]}' is on '{cluster.devices[device_of[op]].name}'" for op in ops)
         groups = graph.colocate[ops]
         if groups[0] == groups[1] >= 0:

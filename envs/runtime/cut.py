@@ -120,10 +120,10 @@ class _Cutter:
 
     def _ends(self, nodes: Mapping[K, fx.Node], homes: Mapping[K, int]) -> list[tuple[tuple[K, Slot], ...]]:
         """Brings the nodes that a step ends with to their devices; returns names and slots by device."""
-        found: list[list[tuple[K, Slot]]] = [[] for _ in self.drafts]
+        slots_of: list[list[tuple[K, Slot]]] = [[] for _ in self.drafts]
         for name, node in nodes.items():
-            found[homes[name]].append((name, self._require(node, homes[name])))
-        return [tuple(slots) for slots in found]
+            slots_of[homes[name]].append((name, self._require(node, homes[name])))
+        return [tuple(slots) for slots in slots_of]
 
     def _home(self, name: str) -> int:
         op = self.captured.op_of_source.get(name)
@@ -152,8 +152,8 @@ class _Cutter:
                 self._take_apart(user, device)
 
     def _call(self, node: fx.Node, device: int, op: int, function: str) -> Slot:
-        def require(each: fx.Node) -> Slot:
-            return self._require(each, device)
+        def require(source: fx.Node) -> Slot:
+            return self._require(source, device)
 
         arguments = with_replaced(node.args, fx.Node, require)
         keywords = with_replaced(node.kwargs, fx.Node, require)
@@ -244,11 +244,11 @@ class _Cutter:
 
     def _tensor_node(self, storage: Storage) -> fx.Node:
         """Finds the node whose value is the tensor of a storage: it, or one that takes it out of several."""
-        found = self.captured.storages
+        storages = self.captured.storages
         return (
             storage.node
-            if found[storage.node] is storage
-            else next(each for each in found if found[each] is storage)
+            if storages[storage.node] is storage
+            else next(made for made in storages if storages[made] is storage)
         )
 
     def _device_program(
@@ -276,12 +276,12 @@ class _Cutter:
         for name, slot in draft.sources.items():
             is_state, is_input = name in self.captured.step.state, name in self.input_names
             (state if is_state else inputs if is_input else constants)[name] = slot
-        kept = [*draft.sources.values(), *(slot for end in ends.values() for _, slot in end)]
+        kept_slots = [*draft.sources.values(), *(slot for end in ends.values() for _, slot in end)]
         return DeviceProgram(
             device=device,
             n_slots=draft.n_slots,
             instructions=tuple(instructions),
-            frees=frees_of(instructions, {slot.index for slot in kept}),
+            frees=frees_of(instructions, {slot.index for slot in kept_slots}),
             state=tuple(state.items()),
             constants=tuple(constants.items()),
             inputs=tuple((int(name.partition(".")[2]), slot) for name, slot in inputs.items()),
@@ -289,9 +289,9 @@ class _Cutter:
         )
 
 
-def frees_of(instructions: Sequence[Instruction], kept: set[int]) -> tuple[tuple[int, ...], ...]:
+def frees_of(instructions: Sequence[Instruction], kept_slots: set[int]) -> tuple[tuple[int, ...], ...]:
     """Finds the slots that each instruction is the last to name, but for those that are kept."""
-    seen, frees = set(kept), list[tuple[int, ...]]()
+    seen, frees = set(kept_slots), list[tuple[int, ...]]()
     for instruction in reversed(instructions):
         named = {slot.index for slot in _named(instruction)} - seen
         frees.append(tuple(sorted(named)))

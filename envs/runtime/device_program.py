@@ -50,9 +50,9 @@ class TensorSpec:
     """The memory layout of a transferred tensor.
 
     Attributes:
-        stride: in elements.
-        n_bytes: what it takes at most, from its first element to its last.
-        sparse: whether it is a sparse tensor, whose indices and values are sent.
+        stride: stride in elements.
+        n_bytes: most bytes that it takes, from its first element to its last.
+        sparse: true if it is a sparse tensor, whose indices and values are sent.
     """
 
     shape: tuple[int, ...]
@@ -94,8 +94,8 @@ class Call:
     Attributes:
         op: index in the op graph; -1 for a view, which is no op.
         function: e.g. `aten.mm.default`.
-        arguments, keywords: of the call; a `Slot` stands for its value, also in lists and tuples.
-        held: what the call must yield for the captured step to hold, as `Trace.held`; None for anything.
+        arguments, keywords: values of the call; a `Slot` stands for its value, also in lists and tuples.
+        held: result without which the captured step does not hold, as `Trace.held`; None for anything.
         line: line of the user's code that is held.
     """
 
@@ -133,7 +133,7 @@ class DeviceProgram:
 
     Attributes:
         n_slots: number of values that the device program names.
-        instructions: in the order in which they run.
+        instructions: instructions in the order in which they run.
         frees: slots whose values no later instruction reads, per instruction; sources are never freed.
         state: path of each parameter and buffer that lives here, and its slot, which may be read by no one.
         constants: name and slot of each constant of the model.
@@ -157,12 +157,18 @@ class DeviceProgram:
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """Transfers to and from this device, in the order of the instructions."""
-        return tuple(each.transfer for each in self.instructions if not isinstance(each, Call))
+        return tuple(
+            instruction.transfer for instruction in self.instructions if not isinstance(instruction, Call)
+        )
 
     @property
     def functions(self) -> list[str]:
         """Names of the functions that are called, each once."""
-        return list(dict.fromkeys(each.function for each in self.instructions if isinstance(each, Call)))
+        return list(
+            dict.fromkeys(
+                instruction.function for instruction in self.instructions if isinstance(instruction, Call)
+            )
+        )
 
 
 def function_name(target: Any) -> str:

@@ -60,7 +60,7 @@ class Interpreter:
         constants: each constant of the model that the device program reads, by name.
         inputs: each input that the device program reads, by index; their values may change between steps.
         transport: brings tensors from and to other devices.
-        optimizer: of the parameters; None leaves them as they are.
+        optimizer: optimizer of the parameters; None leaves them as they are.
 
     Attributes:
         trained: parameters that are trained here, by path.
@@ -139,19 +139,23 @@ class Interpreter:
         """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
         path_of = {tensor: path for path, tensor in self.trained.items()}
         return {
-            path_of[tensor]: dict(kept) for each in self.optimizers for tensor, kept in each.state.items()
+            path_of[tensor]: dict(state_of)
+            for optimizer in self.optimizers
+            for tensor, state_of in optimizer.state.items()
         }
 
     def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter, by path."""
-        for path, kept in state.items():
+        for path, state_of in state.items():
             tensor = self.trained[path]
-            groups = [(each, group) for each in self.optimizers for group in each.param_groups]
-            (optimizer,) = (each for each, group in groups if any(held is tensor for held in group["params"]))
+            groups = [(candidate, group) for candidate in self.optimizers for group in candidate.param_groups]
+            (optimizer,) = (
+                candidate for candidate, group in groups if any(held is tensor for held in group["params"])
+            )
             optimizer.state[tensor] = {
                 # Optimizers count their steps on the CPU.
                 key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
-                for key, value in kept.items()
+                for key, value in state_of.items()
             }
 
 
@@ -189,9 +193,9 @@ def _bind_call(call: Call, frees: tuple[int, ...]) -> Runnable:
     has_slots = any(True for _ in slots_in(list(keywords.values())))
 
     def run(values: Values) -> None:
-        given = [read(values) if callable(read) else read for read in arguments]
+        values_read = [read(values) if callable(read) else read for read in arguments]
         named = _read(keywords, values) if has_slots else keywords
-        values[out] = function(*given, **named)
+        values[out] = function(*values_read, **named)
         if call.held is not None:
             _check_held(call, values[out])
         for slot in frees:
@@ -202,11 +206,11 @@ def _bind_call(call: Call, frees: tuple[int, ...]) -> Runnable:
 
 def _check_held(call: Call, made: Any) -> None:
     """Checks that an op yields what it did for the values that the step was captured with."""
-    found = shapes_of(made) or made
-    if found != call.held and not (isinstance(made, float) and math.isclose(made, call.held, rel_tol=1e-5)):
+    shapes = shapes_of(made) or made
+    if shapes != call.held and not (isinstance(made, float) and math.isclose(made, call.held, rel_tol=1e-5)):
         where = f"{call.line}: " if call.line else ""
         raise ExecutionError(
-            f"{where}op '{call.function}' yields {found}; the step holds for the inputs and weights of its "
+            f"{where}op '{call.function}' yields {shapes}; the step holds for the inputs and weights of its "
             f"capture, which yield {call.held}; capture it again, or keep to tensors there"
         )
 

@@ -26,14 +26,14 @@ def cut_inputs(step: Step, inputs: Any, count: int, dim: int) -> list[list[Tenso
     Raises:
         ExecutionError: an input is none of so many microbatches.
     """
-    found = []
+    parts = []
     for index, (tensor, captured) in enumerate(zip(step.tensors_in(inputs), step.tensors, strict=True)):
         shape, size = list(captured.shape), int(tensor[-1]) if tensor.dim() == 1 and len(tensor) else 0
         offsets = split_offsets(tensor, size, count)
         if tensor.dtype == captured.dtype and list(tensor.shape) == shape:
-            found.append([tensor] * count)
+            parts.append([tensor] * count)
         elif offsets and (offsets[0].dtype, list(offsets[0].shape)) == (captured.dtype, shape):
-            found.append(offsets)
+            parts.append(offsets)
         else:
             if -len(shape) <= dim < len(shape):
                 shape[dim] *= count
@@ -42,8 +42,8 @@ def cut_inputs(step: Step, inputs: Any, count: int, dim: int) -> list[list[Tenso
                     f"input {index} is {tensor.dtype} {list(tensor.shape)}; {count} microbatches have "
                     f"{captured.dtype} {shape}"
                 )
-            found.append(list(tensor.chunk(count, dim)))
-    return found
+            parts.append(list(tensor.chunk(count, dim)))
+    return parts
 
 
 def say_if_no_mean(
@@ -59,7 +59,7 @@ def say_if_no_mean(
     """
     step = captured.step
     tags = (getattr(node.target, "tags", ()) for node in captured.trace.nodes)
-    is_random = any(torch.Tag.nondeterministic_seeded in each for each in tags)
+    is_random = any(torch.Tag.nondeterministic_seeded in tags_of for tags_of in tags)
     if count == 1 or is_random or not step.has_loss or captured.graph.flops.sum() * count > MOST_FLOPS:
         return
     values = {path: tensor.cpu() for path, tensor in state().items()}

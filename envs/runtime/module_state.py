@@ -26,9 +26,9 @@ def state_of(captured: CapturedStep, module: nn.Module) -> dict[str, Tensor]:
     Raises:
         ExecutionError: they are others than those of the captured module, or have no values.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, captured_as in captured.step.state.items():
-        tensor = found[path] = _attribute(module, path).detach()
+        tensor = tensors[path] = _attribute(module, path).detach()
         if tensor.shape != captured_as.shape or tensor.dtype != captured_as.dtype:
             raise ExecutionError(
                 f"'{path}' is {tensor.dtype} {list(tensor.shape)}; the captured tensor is "
@@ -38,7 +38,7 @@ def state_of(captured: CapturedStep, module: nn.Module) -> dict[str, Tensor]:
             raise ExecutionError(
                 f"'{path}' is on the meta device and has no values; make the module on the CPU"
             )
-    return found
+    return tensors
 
 
 def _attribute(module: nn.Module, path: str) -> Tensor:
@@ -74,8 +74,8 @@ def keys_of(captured: CapturedStep, module: nn.Module) -> dict[str, str]:
     """Finds the path in the captured step of each key of a module's `state_dict`."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     path_of = {id(state[path]): path for path in captured.step.state if path in state}
-    kept = module.state_dict(keep_vars=True)
-    return {key: path_of[id(value)] for key, value in kept.items() if id(value) in path_of}
+    stored = module.state_dict(keep_vars=True)
+    return {key: path_of[id(value)] for key, value in stored.items() if id(value) in path_of}
 
 
 def check_options(captured: CapturedStep, options: Mapping[str, Any]) -> None:
@@ -90,21 +90,22 @@ def check_options(captured: CapturedStep, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ExecutionError(f"{name} is {value}; give the optimizer a finite number")
-    updates, given = captured.updates, ", ".join(f"{name}={value!r}" for name, value in options.items())
+    updates, arguments = captured.updates, ", ".join(f"{name}={value!r}" for name, value in options.items())
     with_options = {rule: rule.with_options(options) for rule in updates.rules.values()}
-    own = replace(updates, rules={path: with_options[rule] for path, rule in updates.rules.items()})
+    with_own = replace(updates, rules={path: with_options[rule] for path, rule in updates.rules.items()})
     try:
-        kept, planned = (
-            sum(each.state_bytes(path, captured.step.state[path]) for path in each.rules)
-            for each in (own, replace(own, rules=updates.rules))
+        bytes_kept, planned = (
+            sum(choice.state_bytes(path, captured.step.state[path]) for path in choice.rules)
+            for choice in (with_own, replace(with_own, rules=updates.rules))
         )
     except CaptureError as error:
         name = next(iter(updates.rules.values())).name
-        raise ExecutionError(f"optimizer '{name}' does not take {given}: {error.__cause__}") from None
-    if kept > planned:
+        raise ExecutionError(f"optimizer '{name}' does not take {arguments}: {error.__cause__}") from None
+    if bytes_kept > planned:
         print_notice(
-            f"with {given} the optimizer keeps {kept:,.0f} bytes, {kept - planned:,.0f} more than planned; "
-            "place with these options, as optimizer=functools.partial(torch.optim.SGD, momentum=0.9)"
+            f"with {arguments} the optimizer keeps {bytes_kept:,.0f} bytes, "
+            f"{bytes_kept - planned:,.0f} more than planned; place with these options, as "
+            "optimizer=functools.partial(torch.optim.SGD, momentum=0.9)"
         )
     if updates.master_dtype or updates.gradient_dtype:
         print_notice(
@@ -143,8 +144,8 @@ def check_optimizer_state(state: Any) -> None:
         ExecutionError: something else is.
     """
     check_mapping("the optimizer's state", state)
-    for path, kept in state.items():
-        check_mapping(f"'{path}' of the optimizer's state", kept)
-        for key, value in kept.items():
+    for path, state_of in state.items():
+        check_mapping(f"'{path}' of the optimizer's state", state_of)
+        for key, value in state_of.items():
             if value is not None and not isinstance(value, int | float):
                 check_values(f"'{key}' of '{path}' of the optimizer's state", value)

@@ -41,7 +41,7 @@ class PlainCheck:
 
     Args:
         device_of: device of each op, whose random numbers the plain module draws; None if these are unknown.
-        seed: of the first device.
+        seed: seed of the first device.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PlainCheck:
     ) -> None:
         self._captured, self._n_left = captured, N_STEPS
         values = (value for part in module.modules() for value in vars(part).values())
-        made = {id(each): each.detach().clone() for each in values if isinstance(each, Tensor)}
+        made = {id(tensor): tensor.detach().clone() for tensor in values if isinstance(tensor, Tensor)}
         self._plain = copy.deepcopy(module, made).cpu().requires_grad_(False)
         if not captured.step.has_loss:
             self._plain.eval()
@@ -118,7 +118,7 @@ class PlainCheck:
 
         Args:
             made: the loss, or the outputs.
-            gradients, state: of the runner after the step, by path.
+            gradients, state: gradients and state of the runner after the step, by path.
         """
         if not self.is_comparable:
             return ""
@@ -128,7 +128,7 @@ class PlainCheck:
             outputs = zip(made, self._made, strict=True)
             pairs = [(f"output {index}", *pair) for index, pair in enumerate(outputs)]
         plain = {path: attrgetter(path)(self._plain) for path in state}
-        largest = max((float(each.abs().max()) for each in gradients.values() if each.numel()), default=0.0)
+        largest = max((float(grad.abs().max()) for grad in gradients.values() if grad.numel()), default=0.0)
         for path, tensor in plain.items():
             if path in gradients or tensor.grad is not None:
                 zeros = torch.zeros_like(tensor)
@@ -147,7 +147,7 @@ class PlainCheck:
 
 def _distance(one: Tensor, other: Tensor) -> float:
     """Largest difference of two tensors, which may be sparse; what is not finite in both is equal."""
-    one, other = (each.detach().to_dense().to(torch.complex128) for each in (one.cpu(), other))
+    one, other = (tensor.detach().to_dense().to(torch.complex128) for tensor in (one.cpu(), other))
     return _size((one - other).nan_to_num(0.0, 0.0, 0.0))
 
 
@@ -178,10 +178,10 @@ class _SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         draws: names and devices of the ops that may draw, in program order.
-        seed: of the first device; the next has the next.
+        seed: seed of the first device; the next has the next.
 
     Attributes:
-        is_same: whether each op that drew was found among them.
+        is_same: true if each op that drew was found among them.
     """
 
     def __init__(self, draws: Sequence[tuple[str, int]], seed: int) -> None:
@@ -203,7 +203,7 @@ class _SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         kwargs |= {"generator": None} if "generator" in kwargs else {}
         places = range(self._next, len(self._draws))
-        place = next((at for at in places if self._draws[at][0] == _name(func.overloadpacket)), None)
+        place = next((index for index in places if self._draws[index][0] == _name(func.overloadpacket)), None)
         device = None if place is None else self._draws[place][1]
         if device is not None:
             torch.set_rng_state(self._states[device])

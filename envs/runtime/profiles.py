@@ -35,7 +35,7 @@ def with_profile(
     """Adds the seconds of its ops on each kind of device to a graph; times them if no times are stored.
 
     Args:
-        graph: that of the model, at any granularity.
+        graph: graph of the model, at any granularity.
         clusters: whose devices are devices of this machine.
         timeout_s: seconds after which timing on one kind is given up.
         report: called with (kinds timed, kinds in all).
@@ -44,7 +44,9 @@ def with_profile(
         ExecutionError: this machine lacks a device, or the whole step cannot be run on one of them.
         FileFormatError: a file of times is damaged.
     """
-    kinds = {device.kind: (cluster, at) for cluster in clusters for at, device in enumerate(cluster.devices)}
+    kinds = {
+        device.kind: (cluster, index) for cluster in clusters for index, device in enumerate(cluster.devices)
+    }
     seconds: dict[str, FloatArray] = {}
     for done, (kind, (cluster, device)) in enumerate(kinds.items()):
         report(done, len(kinds))
@@ -62,7 +64,7 @@ def with_profile(
 
 def _read(path: Path, n_ops: int) -> FloatArray:
     record = json_fields.fields(read_json(path), str(path), KEYS, format=FORMAT)
-    kept = json_fields.array(record["seconds"], f"{path}: seconds")
-    if len(kept) != n_ops:
-        raise ExecutionError(f"{path}: has {len(kept)} ops; delete it to time them again")
-    return np.array([json_fields.number(each, f"{path}: seconds") for each in kept])
+    stored = json_fields.array(record["seconds"], f"{path}: seconds")
+    if len(stored) != n_ops:
+        raise ExecutionError(f"{path}: has {len(stored)} ops; delete it to time them again")
+    return np.array([json_fields.number(time_s, f"{path}: seconds") for time_s in stored])

@@ -52,7 +52,7 @@ class RankStages:
     Replicas start with the values of the first one, and tied parameters with those of their first stage.
 
     Args:
-        parts: of this rank, at least one; they are moved to its device.
+        parts: parts of this rank, at least one; they are moved to its device.
 
     Attributes:
         replica: number of the replica that the rank belongs to.
@@ -66,7 +66,7 @@ class RankStages:
         self._n_microbatches, pipeline = settings.shares[self.replica], settings.mesh[self.replica]
         group = _group(pipeline)
         self.stages = [part.stage(group) for part in parts]
-        tensors = [each for part in parts for each in part.tensors.items()]
+        tensors = [named for part in parts for named in part.tensors.items()]
         self.tensors = {name.removeprefix(PART): tensor for name, tensor in tensors if name.startswith(PART)}
         self._shared = {
             path: self._give_equal_values(tensor, stages)
@@ -84,7 +84,7 @@ class RankStages:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by their paths in the module."""
-        return {path: each for path, each in self.tensors.items() if isinstance(each, nn.Parameter)}
+        return {path: tensor for path, tensor in self.tensors.items() if isinstance(tensor, nn.Parameter)}
 
     def step(self, cut: Sequence[Sequence[Tensor]]) -> Tensor | None:
         """Replaces the parameters' gradients by those of the mean loss of a batch.
@@ -99,8 +99,8 @@ class RankStages:
         for parameter in self.parameters.values():
             parameter.grad = None
         named = {
-            name: (torch.cat(list(each)) if is_cut else each[0]).to(self._device)
-            for (name, is_cut), each in zip(self._settings.inputs, cut, strict=True)
+            name: (torch.cat(list(microbatches)) if is_cut else microbatches[0]).to(self._device)
+            for (name, is_cut), microbatches in zip(self._settings.inputs, cut, strict=True)
         }
         losses: list[Tensor] = []
         target = torch.zeros(self._n_microbatches, device=self._device)
@@ -123,14 +123,14 @@ class RankStages:
             dist.all_reduce(parameter.grad, group=group)
         if self.replica_group is None:
             return
-        rest = [each.grad for path, each in self.parameters.items() if path not in self._shared]
+        rest = [work.grad for path, work in self.parameters.items() if path not in self._shared]
         sums = [
             dist.all_reduce(gradient, group=self.replica_group, async_op=True)
             for gradient in rest
             if gradient is not None
         ]
-        for each in sums:
-            each.wait()
+        for work in sums:
+            work.wait()
 
     def _send_from_first(self, paths: Iterable[str]) -> None:
         """Gives tensors of all replicas the values of the first one."""
@@ -142,7 +142,7 @@ class RankStages:
         padded = nn.functional.pad(losses, (0, max(shares) - len(losses)))
         of_each = [torch.empty_like(padded) for _ in shares]
         dist.all_gather(of_each, padded, group=self.replica_group)
-        return torch.cat([each[:share] for each, share in zip(of_each, shares, strict=True)])
+        return torch.cat([of_replica[:share] for of_replica, share in zip(of_each, shares, strict=True)])
 
     @cached_property
     def schedule(self) -> Any:

@@ -31,8 +31,8 @@ def load_runnable(
     """Makes and captures the model of a function of the user's.
 
     Args:
-        split, batch_dim, names: as `make_model` takes them.
-        settings: as `capture_model` takes them.
+        split, batch_dim, names: arguments of `make_model`.
+        settings: arguments of `capture_model`.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.

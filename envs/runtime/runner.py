@@ -77,14 +77,14 @@ class StepRunner:
     """A captured step that runs on the processes of the devices; it holds the model's state.
 
     Args:
-        captured: of the module, or of one with equal shapes.
+        captured: captured of the module, or of one with equal shapes.
         device_of: device of each op of the captured graph, int (n_ops,).
         module: the values of its parameters and buffers are copied; it is not changed.
         processes: one for each device; they run this step from now on. Whoever made them closes them.
         options: keywords of the optimizer, such as `lr`; torch's defaults otherwise.
         seed: device `i` draws its random numbers (dropout) from seed + i.
-        check_finite: whether a step whose loss is not finite is an error.
-        check: whether the first two steps are compared with those of the plain module, as `PlainCheck` does,
+        check_finite: true if a step whose loss is not finite is an error.
+        check: true if the first two steps are compared with those of the plain module, as `PlainCheck` does,
             if it is small enough; `stop` makes a difference an error.
 
     Raises:
@@ -128,12 +128,12 @@ class StepRunner:
     ) -> None:
         """Gives the devices their tasks; notes what belongs to each, and where the inputs lie."""
         self.programs = cut(self.captured, device_of, self.processes.n_devices)
-        self._state = [[path for path, _ in each.state] for each in self.programs]
-        self._trained = [[path for path, _ in each.trained] for each in self.programs]
-        specs = {each.index: each.spec for program in self.programs for each in program.transfers}
+        self._state = [[path for path, _ in one.state] for one in self.programs]
+        self._trained = [[path for path, _ in one.trained] for one in self.programs]
+        specs = {one.index: one.spec for program in self.programs for one in program.transfers}
         transfers = [specs[index] for index in range(len(specs))]
         offsets, inputs, n_bytes = self._lay_out(transfers)
-        modules = modules_with_ops((name for each in self.programs for name in each.functions), module)
+        modules = modules_with_ops((name for one in self.programs for name in one.functions), module)
         state, constants = state_of(self.captured, module), constants_of(self.captured)
         tasks = [
             DeviceTask(
@@ -155,7 +155,7 @@ class StepRunner:
         """Runs one step.
 
         Args:
-            inputs, named_inputs: of the module, as at the capture: by position or by keyword.
+            inputs, named_inputs: module's inputs, as at the capture: by position or by keyword.
 
         Returns:
             The loss before the update; of a step captured for inference, the outputs.
@@ -192,7 +192,7 @@ class StepRunner:
         """Runs steps on the inputs at hand and times them.
 
         Args:
-            timed_ops: whether to read the clock around every op, which takes time of its own.
+            timed_ops: true to read the clock around every op, which takes time of its own.
 
         Raises:
             ExecutionError: as `step`.
@@ -201,7 +201,7 @@ class StepRunner:
         for records in zip(*by_device, strict=True):
             self._result(records)
         return [
-            StepTimes(max(each.end_s for each in records) - min(each.start_s for each in records), records)
+            StepTimes(max(run.end_s for run in records) - min(run.start_s for run in records), records)
             for records in zip(*by_device, strict=True)
         ]
 
@@ -212,13 +212,13 @@ class StepRunner:
             ExecutionError: they are others than at the capture.
         """
         try:
-            given = self.captured.step.flat_inputs(inputs)
+            flat = self.captured.step.flat_inputs(inputs)
         except CaptureError as error:
             raise ExecutionError(str(error)) from None
-        for tensor in given:
+        for tensor in flat:
             check_values("an input", tensor)
         with self._in_one_thread():
-            for place, tensor in zip(self._inputs, given, strict=True):
+            for place, tensor in zip(self._inputs, flat, strict=True):
                 place.copy_(tensor)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -294,7 +294,7 @@ class StepRunner:
 
     def _share_out(self, name: str, packed: Mapping[str, Any], wanted: Sequence[Sequence[str]]) -> None:
         """Gives each device what belongs to the paths that it wants, those without a value left out."""
-        self._ask_all([(name, {path: packed[path] for path in each if path in packed}) for each in wanted])
+        self._ask_all([(name, {path: packed[path] for path in paths if path in packed}) for paths in wanted])
 
     def _ask_all(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         if not self.processes.running:
@@ -313,8 +313,8 @@ class StepRunner:
 
     def _result(self, records: Sequence[StepRecord]) -> Tensor | list[Tensor]:
         self.n_steps += 1
-        found = {index: unpack(value) for each in records for index, value in each.outputs.items()}
-        outputs = [found[index] for index in range(len(found))]
+        outputs_of = {index: unpack(value) for record in records for index, value in record.outputs.items()}
+        outputs = [outputs_of[index] for index in range(len(outputs_of))]
         if not self.captured.step.has_loss:
             return outputs
         loss = torch.stack(outputs).mean(0)

@@ -52,14 +52,14 @@ def pooled(rounds: Sequence[MeasuredStep]) -> MeasuredStep:
 
     The median is that of the rounds' medians; the deciles are the least and greatest of theirs.
     """
-    failed = [each for each in rounds if not each.feasible]
+    failed = [times for times in rounds if not times.feasible]
     if failed:
         return failed[0]
     return MeasuredStep(
-        float(np.median([each.median_s for each in rounds])),
-        min(each.low_s for each in rounds),
-        max(each.high_s for each in rounds),
-        sum(each.n_steps for each in rounds),
+        float(np.median([times.median_s for times in rounds])),
+        min(times.low_s for times in rounds),
+        max(times.high_s for times in rounds),
+        sum(times.n_steps for times in rounds),
     )
 
 
@@ -70,7 +70,7 @@ class StepMeter:
     that hangs or dies is tried once more.
 
     Args:
-        module, inputs: what is run; the module is not changed.
+        module, inputs: module and inputs that are run; the module is not changed.
         n_steps: number of steps that are timed, at least 20; before them some are run without being timed.
 
     Raises:
@@ -110,7 +110,7 @@ class StepMeter:
         """Measures every op on one device, which runs the whole step.
 
         Args:
-            n_steps: as of `measure`.
+            n_steps: argument of `measure`.
 
         Returns:
             Median seconds of each op, (n_ops,), with those of the views made since the op before: 0 for

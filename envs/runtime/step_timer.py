@@ -23,7 +23,7 @@ class MeasuredStepTimer:
     """Measures the step of a model under placements, within the block of `storing_in`.
 
     Args:
-        clusters: that it is placed on; their devices are devices of this machine.
+        clusters: clusters that it is placed on; their devices are devices of this machine.
         n_steps: steps that are timed for a placement.
         timeout_s: seconds after which a placement is given up.
 

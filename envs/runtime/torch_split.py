@@ -48,7 +48,7 @@ class StageModule(nn.Module):
         makes: names of its results.
         receives, returns: names of the values that come from the stage before, and go to the next. Copies
             of these are returned, as torch detaches what a stage returns in place.
-        recomputes: whether the part runs again before its backward pass, as in torch.utils.checkpoint.
+        recomputes: true if the part runs again before its backward pass, as in torch.utils.checkpoint.
         changed: paths of the buffers of the part that it changes; the second run leaves them as they are.
     """
 
@@ -142,7 +142,7 @@ class SplitStep:
     """The loss of a captured step on a module, split into stages.
 
     Args:
-        paths: of the modules that all stages but the first begin with, at their first call.
+        paths: paths of the modules that all stages but the first begin with, at their first call.
 
     Attributes:
         inputs: names of the step's inputs, in its order.
@@ -185,10 +185,10 @@ class SplitStep:
         receives, returns = self._passing(index), self._passing(index + 1)
         module = StageModule(
             part,
-            reads=[each.name for each in reads],
-            makes=[each.name for each in makes],
-            receives=[each.name for each in receives],
-            returns=[each.name for each in returns or makes],
+            reads=[node.name for node in reads],
+            makes=[node.name for node in makes],
+            receives=[node.name for node in receives],
+            returns=[node.name for node in returns or makes],
             recomputes=recomputes,
             changed=[path for path, _ in part.named_buffers() if path in self._changed],
         )
@@ -198,14 +198,16 @@ class SplitStep:
     def _part(self, stage: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
         """Makes the part of a stage; returns it, the values that it reads, and those that it makes."""
         stage_of, graph = self._stage_of, fx.Graph()
-        own = [node for node in stage_of if stage_of[node] == stage]
-        read = dict.fromkeys(each for node in own for each in node.all_input_nodes if each not in own)
+        nodes = [node for node in stage_of if stage_of[node] == stage]
+        read = dict.fromkeys(
+            source for node in nodes for source in node.all_input_nodes if source not in nodes
+        )
         reads = [node for node in read if node not in self._attributes]
-        makes = [node for node in own if any(stage_of.get(user) != stage for user in node.users)]
+        makes = [node for node in nodes if any(stage_of.get(user) != stage for user in node.users)]
         copies = {node: graph.placeholder(node.name) for node in reads}
         attributes = [(node, *self._attributes[node]) for node in read if node in self._attributes]
         copies |= {node: graph.get_attr(path) for node, path, _ in attributes}
-        for node in own:
+        for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in makes))
         return fx.GraphModule({path: value for _, path, value in attributes}, graph), reads, makes
@@ -246,7 +248,7 @@ def _stages(graph: fx.Graph, paths: Sequence[str]) -> dict[fx.Node, int]:
             f"{call.path}.".startswith(f"{path}.") for path in paths[stage : stage + 1]
         ):
             stage += 1
-        made_in = [stages[each] for each in node.all_input_nodes if each in stages]
+        made_in = [stages[source] for source in node.all_input_nodes if source in stages]
         # What carries an assignment stands around the forward pass, but belongs to what is assigned and read.
         follows = node.target is operator.getitem or (call is None and node.target in ASSIGNING)
         stages[node] = max(made_in) if follows and made_in else stage

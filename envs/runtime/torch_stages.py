@@ -36,7 +36,7 @@ class TorchStages:
     begin. The module's own parameters are trained, on each rank those of its stages.
 
     Args:
-        module: that was placed, or one of equal shapes; this rank's stages are moved to its device.
+        module: module that was placed, or one of equal shapes; this rank's stages are moved to its device.
         device: torch device of this rank.
         batch_dim: dimension of the inputs that microbatches are cut from.
 
@@ -106,7 +106,7 @@ class TorchStages:
         that of its microbatches, with the values that its own module has.
 
         Args:
-            inputs: as many microbatches as the plan has in one batch, of the structure of the capture.
+            inputs: one batch of as many microbatches as the plan has, of the structure of the capture.
 
         Returns:
             The loss of each microbatch, (n_microbatches,), on ranks of the last stage; None on others.
@@ -122,7 +122,7 @@ class TorchStages:
             say_if_no_mean(self.captured, state, inputs, self.pipeline.microbatches, self.batch_dim)
         self._n_steps += 1
         first = sum(self.shares[: rank.replica])
-        return rank.step([each[first : first + self.shares[rank.replica]] for each in cut])
+        return rank.step([microbatches[first : first + self.shares[rank.replica]] for microbatches in cut])
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yields the parameters of this rank's stages, for an optimizer."""
@@ -131,8 +131,8 @@ class TorchStages:
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the parameters and buffers of this rank's stages, under the keys of the module's."""
         path_of = keys_of(self.captured, self.module)
-        found = self._rank.tensors
-        return {key: found[path] for key, path in path_of.items() if path in found}
+        tensors = self._rank.tensors
+        return {key: tensors[path] for key, path in path_of.items() if path in tensors}
 
     @property
     def stages(self) -> list[PipelineStage]:
@@ -179,7 +179,7 @@ class TorchStages:
             shared=split.shared,
         )
         numbers = range(position, self._n_stages, self._n_ranks)
-        parts = [split.part(each, self._device, recomputes=each in recomputed) for each in numbers]
+        parts = [split.part(number, self._device, recomputes=number in recomputed) for number in numbers]
         return RankStages(settings, parts)
 
 

@@ -21,7 +21,7 @@ def modules_with_ops(functions: Iterable[str], module: nn.Module) -> tuple[str, 
     """
     ops = (OPDEFS.get("::".join(name.split(".")[:2])) for name in functions)
     of_ops = (op._init_fn.__module__ for op in ops if op is not None)
-    of_model = (type(each).__module__ for each in module.modules())
+    of_model = (type(part).__module__ for part in module.modules())
     names = dict.fromkeys(name for name in (*of_ops, *of_model) if not name.startswith("torch."))
     return tuple(name for name in names if name != MAIN)
 
@@ -30,8 +30,8 @@ def import_ops(functions: Sequence[str], modules: Sequence[str]) -> None:
     """Imports modules until this process knows all operators.
 
     Args:
-        functions: as `function_name` names them.
-        modules: as `modules_with_ops` names them.
+        functions: names by `function_name`.
+        modules: names by `modules_with_ops`.
 
     Raises:
         ExecutionError: an operator is not known afterwards, or a module cannot be imported.

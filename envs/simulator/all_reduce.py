@@ -40,8 +40,8 @@ def buckets_of(sizes: FloatArray) -> IntArray:
     """
     bucket = np.zeros(len(sizes), dtype=np.int64)
     current, filled, limit = 0, 0.0, FIRST_BUCKET_BYTES
-    for at, size in enumerate(sizes.tolist()):
-        bucket[at] = current
+    for index, size in enumerate(sizes.tolist()):
+        bucket[index] = current
         filled += size
         if filled >= limit:
             current, filled, limit = current + 1, 0.0, BUCKET_BYTES

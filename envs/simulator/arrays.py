@@ -6,9 +6,6 @@ device holds the end of the one transfer that serves all devices.
 
 When devices, the host thread and links are free is kept in one array of clocks, so that a trial copies one
 array; `ProblemArrays` says which clock is whose.
-
-In all kernels of the simulator `p` is a `ProblemArrays`, `timeline` a `Timeline`, and `device_of` the device
-of each op, int64 (n_ops,).
 """
 
 from __future__ import annotations
@@ -43,13 +40,10 @@ def n_clocks(n_devices):
 
 @kernel(allocates=True)
 def new_timeline(n_ops, n_tensors, n_devices):
-    """Creates an empty timeline, all slots unsent.
+    """Creates an empty `Timeline`, all slots unsent.
 
     Args:
         n_ops, n_tensors, n_devices: sizes of the problem, int.
-
-    Returns:
-        `Timeline`.
     """
     return Timeline(
         np.zeros(n_ops),
@@ -80,12 +74,7 @@ def copy(source, target):
 
 @kernel
 def copy_clocks(p, free, trial):
-    """Copies the clocks in use, for a trial.
-
-    Args:
-        free: seconds, (n_clocks,).
-        trial: as `free`; written.
-    """
+    """Copies the clocks in use to `trial`, which is written; both are (n_clocks,)."""
     for clock in range(p.rules[N_CLOCKS]):
         trial[clock] = free[clock]
 
@@ -100,15 +89,9 @@ def clear(timeline):
 
 @kernel(inline=True)
 def start_s(p, free, op, device, ready_s):
-    """Finds when an op starts: when it is issued, its inputs are there and its device is free, or late.
+    """Returns an op's start in seconds: it is issued, its inputs are there and its device is free, or late.
 
-    Args:
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,).
-        op, device: indices, int; an op that takes no time need not be issued.
-        ready_s: when the inputs of the op are on the device, seconds.
-
-    Returns:
-        Seconds.
+    An op that takes no time need not be issued.
     """
     start = max(ready_s, free[device])
     if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
@@ -120,15 +103,10 @@ def start_s(p, free, op, device, ready_s):
 
 @kernel(inline=True)
 def finish_s(p, free, op, device, start):
-    """Finds when an op finishes that takes longer while the copies issued before it run.
+    """Returns when an op finishes, in seconds; it takes longer while the copies issued before it run.
 
     Args:
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,).
-        op, device: indices, int.
-        start: when the op starts, seconds.
-
-    Returns:
-        Seconds.
+        start: start of the op, seconds.
     """
     seconds = p.op_seconds[op, device]
     if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
@@ -141,15 +119,10 @@ def finish_s(p, free, op, device, start):
 
 @kernel
 def run_op(p, timeline, op, device, ready_s):
-    """Issues an op and runs it on a device as soon as both are ready.
+    """Issues an op, runs it on a device as soon as both are ready, and returns its finish in seconds.
 
     Args:
-        timeline: `Timeline`; `start` and `finish` of the op and the clocks of host and device are written.
-        op, device: indices, int.
-        ready_s: when the inputs of the op are on the device, seconds.
-
-    Returns:
-        The finish of the op, seconds.
+        timeline: `start` and `finish` of the op and the clocks of host and device are written.
     """
     free = timeline.free
     start = start_s(p, free, op, device, ready_s)

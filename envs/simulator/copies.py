@@ -48,7 +48,7 @@ def simulated_copies(problem: Problem, device_of: IntArray) -> list[Copy]:
     copies = []
     for tensor in np.flatnonzero((sent >= 0).any(axis=1)).tolist():
         source = int(device_of[graph.tensor_producer[tensor]])
-        others = [at for at in np.flatnonzero(sent[tensor] >= 0).tolist() if at != source]
+        others = [device for device in np.flatnonzero(sent[tensor] >= 0).tolist() if device != source]
         for target in others[:1] if to_all else others:
             pair = source if to_all else target
             size = arrays.size[tensor] + arrays.n_half[source, pair]

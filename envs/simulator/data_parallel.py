@@ -224,13 +224,13 @@ def overlap(seconds, ready_s, backward_s, slowdown):
     """Runs the all-reduces beside the backward passes.
 
     Args:
-        seconds: of each bucket's all-reduce, (n_buckets,).
+        seconds: time of each bucket's all-reduce, seconds, (n_buckets,).
         ready_s: when a replica has all gradients of a bucket, seconds, (n_replicas, n_buckets).
         backward_s: end of the backward pass of each replica by itself, seconds, (n_replicas,).
-        slowdown: how many times as long ops beside an all-reduce take, (n_replicas,).
+        slowdown: factor of the time of ops beside an all-reduce, (n_replicas,).
 
     Returns:
-        When each bucket arrived, (n_buckets,), and when each backward pass ended, (n_replicas,); seconds.
+        Arrival of each bucket, (n_buckets,), and end of each backward pass, (n_replicas,); seconds.
     """
     now_s, left_s = 0.0, backward_s.copy()
     ended_s, computed_s, arrived_s = np.zeros(len(left_s)), np.zeros(len(left_s)), np.zeros(len(seconds))

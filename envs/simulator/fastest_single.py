@@ -15,7 +15,7 @@ class FastestSingle(NamedTuple):
 
     Attributes:
         step_s: simulated seconds of the step with all ops on it; 1 where no op takes time.
-        fits: whether it has the memory.
+        fits: true if it has the memory.
     """
 
     device: int
@@ -25,10 +25,10 @@ class FastestSingle(NamedTuple):
 
 def fastest_single(problem: Problem) -> FastestSingle:
     """Finds the fastest single device; one device of each kind is simulated."""
-    found = []
+    ranked = []
     of_kind, _ = kinds(np.vstack([problem.op_seconds, problem.cluster.memory_bytes]))
     for device in of_kind.tolist():
         step = simulate_problem(problem, np.full(problem.graph.n_ops, device, dtype=np.int64))
-        found.append((not step.fits, step.total_s, device))
-    overflows, step_s, device = min(found)
+        ranked.append((not step.fits, step.total_s, device))
+    overflows, step_s, device = min(ranked)
     return FastestSingle(device, step_s or 1.0, not overflows)

@@ -10,10 +10,8 @@ An instant consists of delta cycles: when an op that takes no time starts in one
 it sends without delay arrives, in the next. Ready ops run in the order of (instant, delta cycle, program
 order) at which they became ready.
 
-In all kernels here `q` is the `ReadyQueue`.
-
-In the kernels here `p` is a `ProblemArrays` and `device_of` the device of each op, int64 (n_ops,); -1 =
-unplaced.
+The kernels write `timeline`, which is empty at first, and `q`, the `ReadyQueue`. Until an op starts, its
+`start` is the latest known arrival of its inputs.
 """
 
 from __future__ import annotations
@@ -28,15 +26,7 @@ from graphs.system.jit import kernel
 
 @kernel(allocates=True)
 def run_fifo(p, device_of, timeline):
-    """Simulates all ops; a device never rests while an op of its own is ready.
-
-    Args:
-        timeline: empty `Timeline`; written. Until an op starts, its `start` is the latest known arrival of
-            its inputs.
-
-    Returns:
-        Step time, seconds.
-    """
+    """Simulates all ops, without a rest of devices that have a ready op; returns the step time in seconds."""
     n_ops, n_devices = len(device_of), len(p.memory)
     ints = np.empty(3 * n_ops, np.int32)
     small = np.empty((4, n_devices), np.int64)
@@ -57,12 +47,7 @@ def run_fifo(p, device_of, timeline):
 
 @kernel
 def initialize(p, device_of, timeline, q):
-    """Lays out the heaps at time 0, and makes the outputs of sources and of unplaced ops available.
-
-    Args:
-        timeline: empty `Timeline`; written.
-        q: `ReadyQueue`; written.
-    """
+    """Lays out the heaps at time 0, and makes the outputs of sources and of unplaced ops available."""
     n_ops, n_devices = len(device_of), len(p.memory)
     for device in range(n_devices):
         q.first[device] = q.size[device] = q.next_cycle[device] = q.free_cycle[device] = 0
@@ -88,12 +73,7 @@ def initialize(p, device_of, timeline, q):
 
 @kernel
 def cancel_outputs(p, q, op):
-    """Marks the outputs of an unplaced op as available at time 0.
-
-    Args:
-        q: `ReadyQueue`; `missing` of the consumers is written.
-        op: index, int.
-    """
+    """Marks the outputs of an unplaced op as available at time 0."""
     for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
         tensor = p.output_item[k]
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
@@ -105,9 +85,6 @@ def deliver(p, device_of, timeline, q, op, cycle):
     """Hands an op's outputs to the consumers on its device and sends them, in consumer order, to the others.
 
     Args:
-        timeline: `Timeline` in which the op has finished; written.
-        q: `ReadyQueue`; written.
-        op: index, int.
         cycle: delta cycle in which the op finishes, int.
     """
     n_devices = len(p.memory)
@@ -136,15 +113,7 @@ def deliver(p, device_of, timeline, q, op, cycle):
 
 @kernel
 def drain(p, device_of, timeline, q):
-    """Starts queued ops in time order until none is left.
-
-    Args:
-        timeline: `Timeline`; written.
-        q: `ReadyQueue`; written.
-
-    Returns:
-        Step time, seconds.
-    """
+    """Starts queued ops in time order until none is left, and returns the step time in seconds."""
     total = 0.0
     while True:
         device = first_to_start(q)

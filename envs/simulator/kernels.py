@@ -12,15 +12,10 @@ from graphs.system.jit import kernel
 
 @kernel
 def run(p, device_of, timeline):
-    """Simulates a complete or partial placement under the cluster's schedule.
+    """Simulates a placement, complete or partial, by the cluster's schedule; returns the step time, seconds.
 
     Args:
-        p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
-        timeline: `Timeline`; written.
-
-    Returns:
-        Step time, seconds.
+        timeline: written.
     """
     clear(timeline)
     if p.rules[SCHEDULE] == PROGRAM:
@@ -33,9 +28,8 @@ def run_many(p, devices_of, timeline, track_memory, total_s, peak):
     """Simulates many placements one after the other.
 
     Args:
-        p: `ProblemArrays`.
         devices_of: device of each op, one placement a row, int64 (n, n_ops); -1 = unplaced.
-        timeline: `Timeline`; written: that of the last row.
+        timeline: that of the last row; written.
         track_memory: whether to fill `peak`, bool.
         total_s: step times in seconds, (n,); written.
         peak: greatest number of bytes held at once, (n, n_devices); written; not read without `track_memory`.

@@ -7,11 +7,16 @@ they include are not counted again. At one instant, holdings end before others b
 Sorting all beginnings and ends would take longer than the simulation. Instead they are summed up in buckets
 of time, about one event each. The bytes held before a bucket are known, and in the bucket they cannot exceed
 those by more than what begins in it: only the events of the few buckets that could hold the peak are sorted.
+Event `2 * i` is the beginning of holding `i`, and `2 * i + 1` its end.
 
-In all kernels here `h` is the `Holdings`, and `scale` the number of buckets per second.
+The kernels share these arguments besides those of the package:
 
-In the kernels here `p` is a `ProblemArrays`, `h` a `Holdings` and `device_of` the device of each op, int64
-(n_ops,); -1 = unplaced.
+    h: `Holdings`, of which the first `n` count.
+    scale: buckets per second.
+    events: events, int32 (2 * n + 1,); `event` and `other` are two of them, int.
+    flows: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `ENDS`, and after `bound` `HELD`.
+    in_doubt: 1 where the peak may be above its lower bound, uint8 (n_devices, n_buckets).
+    peak: bytes of each device, (n_devices,); written.
 """
 
 from __future__ import annotations
@@ -41,13 +46,7 @@ class Holdings(NamedTuple):
 
 @kernel(allocates=True)
 def peak_memory(p, device_of, timeline, total_s, peak):
-    """Finds the greatest number of bytes held at once on each device.
-
-    Args:
-        timeline: `Timeline` of the finished simulation.
-        total_s: step time, seconds.
-        peak: bytes, (n_devices,); written.
-    """
+    """Finds the greatest number of bytes held at once on each device."""
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
     amounts, devices = np.empty((3, n_most)), np.empty(n_most, np.int32)
     h = Holdings(amounts[0], amounts[1], amounts[2], devices)
@@ -64,10 +63,8 @@ def add_held(h, n, n_buckets, total_s, peak):
     """Adds to what each device always holds the most that it holds besides at once.
 
     Args:
-        n: their number, int.
         n_buckets: buckets of time, int; about as many as events of a device are quickest.
         total_s: end of the last holding, seconds.
-        peak: bytes, (n_devices,); written.
     """
     n_devices = len(peak)
     # Times are finite and not tiny (`envs.costs.op_seconds`), so `scale` is finite, and no bucket is a NaN's.
@@ -88,8 +85,6 @@ def memory_curve(p, device_of, timeline, total_s, curve):
     """Finds the most bytes that each device holds in each part of the step; the parts are equally long.
 
     Args:
-        timeline: `Timeline` of the finished simulation.
-        total_s: step time, seconds.
         curve: bytes, (n_devices, n_parts); written.
     """
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
@@ -121,7 +116,6 @@ def raise_curve(curve, held, since, until, total_s):
         curve: bytes, (n_parts,); written.
         held: bytes.
         since, until: when the device holds them, seconds.
-        total_s: step time, seconds.
     """
     if until > since:
         per_s = len(curve) / total_s
@@ -131,15 +125,11 @@ def raise_curve(curve, held, since, until, total_s):
 
 @kernel
 def find_holdings(p, device_of, timeline, last_use, h):
-    """Finds all holdings.
+    """Finds all holdings, and returns their number.
 
     Args:
-        timeline: `Timeline` of the finished simulation.
         last_use: scratch, float64 (n_devices,).
-        h: `Holdings`; written.
-
-    Returns:
-        Their number.
+        h: written.
     """
     n_devices = len(p.memory)
     n = 0
@@ -178,9 +168,7 @@ def add_flows(h, n, scale, flows):
     """Sums up the bytes that begin and that end to be held, per device and bucket.
 
     Args:
-        n: their number, int.
-        scale: buckets per second.
-        flows: zeros; written: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `ENDS`.
+        flows: zeros before; written.
     """
     last = flows.shape[1] - 1
     for i in range(n):
@@ -190,15 +178,12 @@ def add_flows(h, n, scale, flows):
 
 @kernel
 def bound(flows, held, in_doubt):
-    """Finds a lower bound of a device's peak, and the buckets in which it may be exceeded.
+    """Finds a lower bound of a device's peak in bytes, and the buckets in which it may be exceeded.
 
     Args:
-        flows: bytes, (n_buckets, 2), columns `BEGINS` and `ENDS`; written: `HELD` replaces `ENDS`.
+        flows: of the device, (n_buckets, 2); written: `HELD` replaces `ENDS`.
         held: bytes held before the first bucket.
-        in_doubt: 1 where the bound may be exceeded, uint8 (n_buckets,); written.
-
-    Returns:
-        Bytes.
+        in_doubt: of the device, (n_buckets,); written.
     """
     peak = held
     for bucket in range(len(flows)):
@@ -213,18 +198,10 @@ def bound(flows, held, in_doubt):
 
 @kernel
 def find_events(h, n, scale, in_doubt, events):
-    """Finds the events of the buckets in doubt.
-
-    Event `2 * i` is the beginning of holding `i`, and `2 * i + 1` its end.
+    """Finds the events of the buckets in doubt, by holding, and returns their number.
 
     Args:
-        n: their number, int.
-        scale: buckets per second.
-        in_doubt: uint8 (n_devices, n_buckets).
-        events: events by holding, int32 (2 * n + 1,); written.
-
-    Returns:
-        Their number.
+        events: written.
     """
     last = in_doubt.shape[1] - 1
     n_events = 0
@@ -245,14 +222,7 @@ def instant(h, event):
 
 @kernel
 def is_before(h, event, other):
-    """Says whether an event comes before another: by time, and at one instant ends before beginnings.
-
-    Args:
-        event, other: int, see `find_events`.
-
-    Returns:
-        bool.
-    """
+    """Says whether an event comes before another: by time, and at one instant ends before beginnings."""
     at, other_at = instant(h, event), instant(h, other)
     return at < other_at or (at == other_at and event & 1 > other & 1)
 
@@ -262,10 +232,8 @@ def sift(h, events, event, at, n):
     """Puts an event into a heap with the latest event on top.
 
     Args:
-        events: the heap, int32 (n or more,); written.
-        event: int, see `find_events`.
-        at: the free position where it starts to sink, int.
-        n: size of the heap, int.
+        events: the heap, of which the first `n` count; written.
+        at: the free position where the event starts to sink, int.
     """
     while 2 * at + 1 < n:
         child = 2 * at + 1
@@ -280,12 +248,7 @@ def sift(h, events, event, at, n):
 
 @kernel
 def sort_events(h, events, n):
-    """Sorts events by time (heap sort).
-
-    Args:
-        events: int32 (n or more,); the first `n` are sorted in place.
-        n: int.
-    """
+    """Sorts the first `n` events by time, in place (heap sort)."""
     for at in range(n // 2 - 1, -1, -1):
         sift(h, events, events[at], at, n)
     for end in range(n - 1, 0, -1):
@@ -296,14 +259,7 @@ def sort_events(h, events, n):
 
 @kernel(allocates=True)
 def raise_peaks(h, events, scale, flows, peak):
-    """Raises each device's peak to the bytes held after each of its events in the buckets in doubt.
-
-    Args:
-        events: sorted events of the buckets in doubt, int32 (n_events,).
-        scale: buckets per second.
-        flows: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `HELD`.
-        peak: lower bounds in bytes, (n_devices,); written.
-    """
+    """Raises each device's peak to the bytes held after each of the sorted events in the buckets in doubt."""
     last = flows.shape[1] - 1
     held = np.zeros(len(peak))
     present = np.full(len(peak), -1)

@@ -1,8 +1,4 @@
-"""Schedule `program`: devices run their ops in program order, in one pass.
-
-In the kernels here `p` is a `ProblemArrays` and `device_of` the device of each op, int64 (n_ops,); -1 =
-unplaced.
-"""
+"""Schedule `program`: devices run their ops in program order, in one pass."""
 
 from __future__ import annotations
 
@@ -13,21 +9,13 @@ from graphs.system.jit import kernel
 
 @kernel
 def inputs_ready(p, device_of, timeline, free, op, device, commit, log=None):
-    """Finds when the inputs of an op are on a device, and issues the copies of those that are not there yet.
+    """Issues the missing copies of an op's inputs to a device; returns when all are there, in seconds.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); inputs whose producer is unplaced (-1) are available at
-            time 0.
-        timeline: `Timeline` in which all present producers have finished; with `commit`, `sent` and `arrival`
-            are written.
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,); written: that of
-            the timeline, or a copy.
-        op, device: indices, int.
+        device_of: as in all kernels; inputs whose producer is unplaced are available at time 0.
+        timeline: all placed producers have finished in it; with `commit`, `sent` and `arrival` are written.
+        free: written.
         commit: whether the transfers take place, bool; if not, only `free` is written.
-        log: `SendLog` that with `commit` gets the slots which are filled, or None.
-
-    Returns:
-        Seconds.
     """
     n_devices = len(p.memory)
     ready = 0.0
@@ -50,15 +38,12 @@ def inputs_ready(p, device_of, timeline, free, op, device, commit, log=None):
 
 @kernel(inline=True)
 def issue(p, device_of, timeline, op, log):
-    """Runs the next op in program order; a source or an unplaced op takes no time.
+    """Runs the next op in program order, and returns its finish in seconds.
+
+    A source or an unplaced op takes no time.
 
     Args:
-        timeline: `Timeline` of the ops before; written.
-        op: index, int.
-        log: `SendLog` that gets the slots which are filled, or None.
-
-    Returns:
-        The finish of the op, seconds.
+        timeline: written.
     """
     device = device_of[op]
     if p.is_source[op] or device < 0:
@@ -70,13 +55,12 @@ def issue(p, device_of, timeline, op, log):
 
 @kernel
 def run_program(p, device_of, timeline):
-    """Simulates all ops; devices run theirs in program order, links carry copies in the order of first need.
+    """Simulates all ops, and returns the step time in seconds.
+
+    Devices run theirs in program order, links carry copies in the order of first need.
 
     Args:
-        timeline: empty `Timeline`; written.
-
-    Returns:
-        Step time, seconds.
+        timeline: empty before; written.
     """
     total = 0.0
     for op in range(len(device_of)):

@@ -1,7 +1,7 @@
 """The queue of schedule `fifo`: what each op still waits for, and the ready ops of each device.
 
-Ready ops run in the order of (instant, delta cycle, program order) at which they became ready.
-In all kernels here `q` is the `ReadyQueue`.
+Ready ops run in the order of (instant, delta cycle, program order) at which they became ready. In the kernels
+`q` is the `ReadyQueue`; `plan`, `push` and `pop` write what it has of their device.
 """
 
 from __future__ import annotations
@@ -38,12 +38,8 @@ def is_before(q, at, op, other_at, other):
     """Says whether one queued op must run before another on the same device.
 
     Args:
-        q: `ReadyQueue`.
         at, other_at: when each is ready, seconds.
-        op, other: indices, int.
-
-    Returns:
-        bool.
+        other: index of the other op, int.
     """
     if at != other_at:
         return at < other_at
@@ -54,13 +50,7 @@ def is_before(q, at, op, other_at, other):
 
 @kernel
 def push(timeline, q, op, device):
-    """Adds an op whose ready time is known to its device's heap.
-
-    Args:
-        timeline: `Timeline`; `start` of the op is its ready time.
-        q: `ReadyQueue`; the heap and the next op of the device are written.
-        op, device: indices, int.
-    """
+    """Adds an op whose ready time, its `start` in the timeline, is known to its device's heap."""
     first, at = q.first[device], q.size[device]
     ready = timeline.start[op]
     q.size[device] = at + 1
@@ -79,13 +69,7 @@ def push(timeline, q, op, device):
 
 @kernel
 def plan(timeline, q, device):
-    """Finds when the first op of a device's heap starts.
-
-    Args:
-        timeline: `Timeline`; `free` is read.
-        q: `ReadyQueue`; `next_s` and `next_cycle` of the device are written.
-        device: index, int.
-    """
+    """Finds when the first op of a device's heap starts."""
     if q.size[device] == 0:
         q.next_s[device] = INFINITY
         return

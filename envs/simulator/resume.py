@@ -6,7 +6,13 @@ op changes. Two simulations lie side by side: the *current* one, of the placemen
 before the move; `commit` makes them change places. The result equals a full simulation to the bit. Under
 `fifo` a move may change what happened before it, so everything is simulated anew.
 
-In the kernels here `p` is a `ProblemArrays`.
+The kernels share these arguments besides those of the package:
+
+    pair: `SimulationPair`; the candidate is written.
+    saved: one row of `SimulationPair.saved`, the state before a block of ops.
+    limit_s: step time above which the exact one does not matter, seconds.
+    work_s: work that the placement gives each device, seconds, (n_devices,).
+    remaining_s: work that is still to be done, seconds, (n_devices,).
 """
 
 from __future__ import annotations
@@ -99,13 +105,6 @@ def commit(pair):
 def run_moved(p, device_of, pair, first, limit_s, work_s):
     """Simulates a complete placement that equals the current one before op `first`.
 
-    Args:
-        device_of: device of each op, int64 (n_ops,); none is -1.
-        pair: `SimulationPair`; its candidate is written.
-        first: index of the first op that may have moved, int.
-        limit_s: step time above which the exact one does not matter, seconds.
-        work_s: seconds of work that the placement gives each device, (n_devices,).
-
     Returns:
         Step time in seconds; infinity if it exceeds `limit_s` and that is seen early: after each block, a
         device still has the rest of its work to do.
@@ -121,12 +120,7 @@ def run_moved(p, device_of, pair, first, limit_s, work_s):
 
 @kernel
 def rewind(p, pair, block):
-    """Makes the candidate equal to the current simulation before a block, and empty from there on.
-
-    Args:
-        pair: `SimulationPair`; the candidate's timeline, log and saved states, and `n_shared`, are written.
-        block: index, int.
-    """
+    """Makes the candidate equal to the current simulation before a block (its index), and empty after."""
     s, t = pair.current[0], 1 - pair.current[0]
     a, b = row_of(pair.timeline, s), row_of(pair.timeline, t)
     shared = min(pair.n_shared[0], block)
@@ -148,14 +142,7 @@ def rewind(p, pair, block):
 
 @kernel
 def resume(p, device_of, pair, first, limit_s, work_s):
-    """Simulates the candidate from a block on, and saves the state before each later block.
-
-    Args:
-        device_of: device of each op, int64 (n_ops,); none is -1.
-        pair: `SimulationPair` whose candidate is rewound to the block; the candidate and `remaining_s` are
-            written.
-        first: index of the block, int.
-        limit_s, work_s: as in `run_moved`.
+    """Simulates the rewound candidate from block `first` on, and saves the state before each later block.
 
     Returns:
         As `run_moved`.
@@ -181,15 +168,11 @@ def resume(p, device_of, pair, first, limit_s, work_s):
 
 @kernel
 def begin(timeline, work_s, remaining_s):
-    """Sets the state before the first op.
+    """Sets the state before the first op, and returns the step time so far, 0 s.
 
     Args:
-        timeline: `Timeline`; `free` is written.
-        work_s: seconds of work of each device, (n_devices,).
-        remaining_s: the work that is still to be done, (n_devices,); written.
-
-    Returns:
-        The step time so far, 0 s.
+        timeline: `free` is written.
+        remaining_s: written.
     """
     timeline.free[:] = 0.0
     for device in range(len(work_s)):
@@ -202,10 +185,7 @@ def save(p, saved, timeline, work_s, remaining_s, total_s):
     """Saves the state before a block.
 
     Args:
-        saved: one row of `SimulationPair.saved`; written.
-        timeline: `Timeline` of the ops before.
-        work_s, remaining_s: all of the work of each device and what is still to be done, seconds,
-            (n_devices,).
+        saved: written.
         total_s: step time so far, seconds.
     """
     n_devices = len(work_s)
@@ -218,17 +198,14 @@ def save(p, saved, timeline, work_s, remaining_s, total_s):
 
 @kernel
 def restore(p, saved, timeline, work_s, remaining_s):
-    """Restores a saved state.
+    """Restores a saved state, and returns the step time so far in seconds.
+
+    The work of each device may differ from that at the time of saving, as long as the ops before the block
+    are where they were.
 
     Args:
-        saved: one row of `SimulationPair.saved`.
-        timeline: `Timeline`; `free` is written.
-        work_s: seconds of work of each device, (n_devices,); it may differ from that at the time of saving,
-            as long as the ops before the block are where they were.
-        remaining_s: the work that is still to be done, (n_devices,); written.
-
-    Returns:
-        The step time so far, seconds.
+        timeline: `free` is written.
+        remaining_s: written.
     """
     n_devices = len(work_s)
     for device in range(n_devices):

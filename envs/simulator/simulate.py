@@ -36,7 +36,7 @@ class SimulatedStep:
         total_s: finish of the last op, seconds.
         busy_s: seconds each device computes, without what copies slow it, (n_devices,).
         peak_bytes: greatest memory in use on each device, (n_devices,).
-        fits: whether the placement is feasible: no device needs more memory than it has.
+        fits: true if the placement is feasible: no device needs more memory than it has.
     """
 
     total_s: float
@@ -89,7 +89,7 @@ def simulate_many(
 
     Args:
         devices_of: one placement a row, int64 (n, n_ops); not checked, ops at -1 are unplaced.
-        memory: whether to track memory; if not, the bytes are 0.
+        memory: true to track memory; if not, the bytes are 0.
 
     Returns:
         Step times in seconds, (n,), and peak bytes, (n, n_devices).
@@ -152,9 +152,9 @@ def _new_timeline(problem: Problem) -> Timeline:
 
 def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -> float:
     sent = sent_s.reshape(problem.graph.n_tensors, problem.n_devices) >= 0
-    own = np.zeros_like(sent)
+    is_source = np.zeros_like(sent)
     source: Sequence[int] = device_of[problem.graph.tensor_producer].tolist()
-    own[np.arange(len(own)), source] = True
+    is_source[np.arange(len(is_source)), source] = True
     once = problem.arrays.rules[SENDS_PER_TENSOR]
-    times = (sent & own).sum(axis=1) if once else (sent & ~own).sum(axis=1)
+    times = (sent & is_source).sum(axis=1) if once else (sent & ~is_source).sum(axis=1)
     return float((times * problem.graph.tensor_bytes).sum())

@@ -43,11 +43,10 @@ def simulate_moves(p, unit_ptr, unit_item, device_of, pair, work_s, limit_s, tot
     """Moves each unit to each device and back.
 
     Args:
-        p: `ProblemArrays`.
         unit_ptr, unit_item: ops of each unit, int64 (n_units + 1,) and (n_ops,).
-        device_of: a complete placement, int64 (n_ops,); changed and restored.
+        device_of: a complete placement; written, and restored.
         pair: new `SimulationPair`; written.
-        work_s: seconds of work of each device, (n_devices,); changed and restored up to rounding.
+        work_s: work of each device, seconds, (n_devices,); written, and restored up to rounding.
         limit_s: as in `single_move_costs`.
         total_s: step times in seconds, (n_units, n_devices); written.
     """

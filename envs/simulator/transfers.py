@@ -1,7 +1,4 @@
-"""Transfers: the one place where a tensor is sent, the log that takes sends back, and the estimate.
-
-In the kernels here `p` is a `ProblemArrays`.
-"""
+"""Transfers: the one place where a tensor is sent, the log that takes sends back, and the estimate."""
 
 from __future__ import annotations
 
@@ -32,19 +29,12 @@ class SendLog(NamedTuple):
 
 @kernel
 def send(p, timeline, free, tensor, source, device, commit, log):
-    """Sends a tensor to a device that it has not been sent to.
+    """Sends a tensor to another device that it has not been sent to; returns when it is there, in seconds.
 
     Args:
-        timeline: `Timeline` in which the producer has finished; with `commit`, `sent` and `arrival` are
-            written.
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,); written: that of
-            the timeline, or a copy.
-        tensor, source, device: indices, int; the producer is on `source`, another device than `device`.
+        timeline: the producer has finished in it; with `commit`, `sent` and `arrival` are written.
+        free: written.
         commit: whether the transfer takes place, bool; if not, only `free` is written.
-        log: `SendLog` that with `commit` gets the slots which are filled, or None.
-
-    Returns:
-        When the tensor is on the device, seconds.
     """
     base = tensor * len(p.memory)
     end = timeline.sent[base + source] if p.rules[SENDS_PER_TENSOR] else UNSENT
@@ -68,16 +58,10 @@ def send(p, timeline, free, tensor, source, device, commit, log):
 
 @kernel
 def reserve(p, free, tensor, source, target, ready_s):
-    """Issues one transfer between two devices and occupies their link for it.
+    """Issues one transfer between two devices, occupies their link for it, and returns its end in seconds.
 
     Args:
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of the
-            host, of the link and of copies beside ops are written.
-        tensor, source, target: indices, int.
-        ready_s: when the tensor is ready to be sent, seconds.
-
-    Returns:
-        When the transfer ends, seconds.
+        free: the clocks of the host, of the link and of copies beside ops are written.
     """
     pair = source if p.rules[SENDS_PER_TENSOR] else target
     size = p.size[tensor]
@@ -97,14 +81,13 @@ def reserve(p, free, tensor, source, target, ready_s):
 
 @kernel
 def slow_ops(p, free, device, start, end):
-    """Slows the ops of a device beside a copy: those issued before make it late, those issued later see its
-    end.
+    """Slows the ops of a device beside a copy to or from it.
+
+    Those issued before make it late, those issued later see its end.
 
     Args:
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of
-            copies beside the ops of the device are written.
-        device: index, int; the copy is to or from it.
-        start, end: of the copy, seconds.
+        free: the clocks of copies beside the ops of the device are written.
+        start, end: start and end of the copy, seconds.
     """
     copies = p.rules[OVERLAP_CLOCKS] + device
     beside = min(end, free[device]) - max(start, free[copies])
@@ -115,16 +98,7 @@ def slow_ops(p, free, device, start, end):
 
 @kernel(inline=True)
 def copy_start_s(p, free, source, target, ready_s):
-    """Finds when a copy starts: it is issued, its link is free, and if it is eager, so are both devices.
-
-    Args:
-        free: when each device, the host thread and each link is free, seconds, (n_clocks,).
-        source, target: device indices, int.
-        ready_s: when the tensor is ready to be sent, seconds.
-
-    Returns:
-        Seconds.
-    """
+    """Returns a copy's start in seconds: it is issued, its link is free, and if it is eager, both devices."""
     link = p.link[source, target]
     start = max(ready_s, free[link]) if link >= 0 else ready_s
     if p.detailed is not None:
@@ -146,9 +120,8 @@ def rollback(timeline, log, n_kept):
     """Takes back all logged sends but the first ones; the clocks stay as they are.
 
     Args:
-        timeline: `Timeline`; `sent` and `arrival` of the slots taken back become `UNSENT`.
-        log: `SendLog`; shortened to `n_kept`.
-        n_kept: slots to keep, int.
+        timeline: `sent` and `arrival` of the slots taken back become `UNSENT`.
+        log: shortened to `n_kept` slots; written.
     """
     for i in range(n_kept, log.n[0]):
         timeline.sent[log.slot[i]] = timeline.arrival[log.slot[i]] = UNSENT
@@ -157,14 +130,10 @@ def rollback(timeline, log, n_kept):
 
 @kernel
 def transfer_seconds(p, size, source, target):
-    """Estimates a transfer over a free link, latency included; nothing is sent.
+    """Estimates a transfer of `size` bytes over a free link in seconds, latency included; nothing is sent.
 
     Args:
-        size: bytes to send, float.
-        source, target: device indices, int.
-
-    Returns:
-        Seconds; 0 from a device to itself.
+        size: bytes, float; from a device to itself they take no time.
     """
     if source == target:
         return 0.0

@@ -60,9 +60,9 @@ class CudaRegions:
     """The CUDA regions of autocast that a capture met.
 
     Attributes:
-        stack: what to undo after the capture.
-        lost: whether one was disabled before the capture began, for want of CUDA.
-        known: whether CUDA's list of ops is registered.
+        stack: stack of what to undo after the capture.
+        lost: true if one was disabled before the capture began, for want of CUDA.
+        known: true if CUDA's list of ops is registered.
         casts: weights that were cast in the region that is met, each with its cast.
     """
 
@@ -183,10 +183,10 @@ def _to_fp32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _with_fp32_result(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     names = [argument.name for argument in op._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if _is_cast(args[0]) and given.get("dtype") is None:
-        given["dtype"] = torch.float32
-        return (), given
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    if _is_cast(args[0]) and arguments.get("dtype") is None:
+        arguments["dtype"] = torch.float32
+        return (), arguments
     return args, kwargs
 
 
@@ -195,6 +195,6 @@ def _refused(op: Any, *_: Any) -> Any:
 
 
 def _to_widest(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if _is_cast(leaf)}
-    widest = torch.float32 if torch.float32 in found or len(found) > 1 else next(iter(found), torch.float32)
+    types = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if _is_cast(leaf)}
+    widest = torch.float32 if torch.float32 in types or len(types) > 1 else next(iter(types), torch.float32)
     return _cast_all((args, kwargs), widest)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import SourceLines, module_tree
 from graphs.capture.op_costs import cost_notices
 from graphs.capture.step import Step, unwrapped
-from graphs.capture.tracing import trace, uncollected
+from graphs.capture.tracing import Trace, trace, uncollected
 from graphs.capture.values import note_stored
 from graphs.op_graph import OpGraph
 from graphs.optimizers import DTYPES, Updates, rules_of
@@ -71,14 +72,14 @@ def capture_step(
             small tensors finds what it keeps. Unused in inference.
         master_weights: type (`fp32`) in which the optimizer keeps and updates a copy of narrower weights.
         gradient_dtype: type (`fp32`) in which gradients are accumulated; by default that of the weights.
-        training: whether to capture the backward pass of the loss too. If false, only the weights are
+        training: true to capture the backward pass of the loss too. If false, only the weights are
             resident.
         loss: the key or attribute of the loss in what the module returns, or a function of that. By default a
             scalar `loss` in it, else a scalar result or the first scalar of a tuple, else the mean of the
             float outputs, with a notice that names them.
         name: name of the graph; the class of the module by default.
         gpu: the GPUs whose kernels torch chooses; None = those of the processor.
-        notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
+        notify: function of a line that tells what the graph lacks: print it to stderr by default.
 
     Returns:
         The graph, and what is needed to run the step op by op. Op names are paths: `module/op`,
@@ -100,37 +101,24 @@ def capture_step(
         notify(f"model '{name}': {line}")
 
     try:
-        if not isinstance(module, nn.Module):
-            raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
-        rules = rules_of(optimizer, module) if training else {}
-        dtypes: Any = [DTYPES.get(dtype, dtype) for dtype in (master_weights, gradient_dtype)]  # type: ignore[arg-type]
-        if not {*dtypes} <= {None, *DTYPES.values()}:
-            wrong = f"master_weights is {master_weights!r} and gradient_dtype {gradient_dtype!r}"
-            raise CaptureError(f"{wrong}; use {', '.join(DTYPES)} or None for each")
-        if any(dtypes) and gpu and gpu.precision in WHOLE:
-            raise CaptureError(
-                f"precision '{gpu.precision}' narrows all types, also those of master_weights and "
-                "gradient_dtype; give module.bfloat16() without a precision"
-            )
         with uncollected():
-            with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
-                step = Step(module, inputs, training=training, loss=loss)
-                kernels = gpu_kernels(gpu) if gpu else nullcontext(())
-                marked_here, noticed = marked_regions(), noticed_fast_paths()
-                with SourceLines(), marked_here as marked, noticed as fast, kernels as unfused:
-                    try:
-                        traced = trace(step)
-                    except CaptureError as error:
-                        if not isinstance(error.__cause__, NEEDS_VALUES):
-                            raise
-                        values = KnownValues()
-                        known = Step(module, inputs, training=training, loss=loss, known_values=values)
-                        with torch.random.fork_rng(devices=()):
-                            traced = trace(known)
-                        step.averaged = known.averaged
-                        say(RAN)
-                        if values.may_be_random:
-                            say("those shapes and branches may follow from one draw of random numbers")
+            if not isinstance(module, nn.Module):
+                raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
+            rules = rules_of(optimizer, module) if training else {}
+            dtypes = _dtypes(master_weights, gradient_dtype, gpu)
+            made = partial(Step, module, inputs, training=training, loss=loss)
+            with (
+                unset_fake_temporarily(),
+                torch.device("cpu"),
+                cuda_autocast() as regions,
+                ExitStack() as stack,
+            ):
+                step = made()
+                stack.enter_context(SourceLines())
+                marked = stack.enter_context(marked_regions())
+                fast = stack.enter_context(noticed_fast_paths())
+                unfused = stack.enter_context(gpu_kernels(gpu)) if gpu else {}
+                traced = _traced(step, made, say)
             note_stored(traced.sources, module, inputs)
             if traced.why_no_calls:
                 say(
@@ -155,7 +143,7 @@ def capture_step(
             graph = builder.build(name)
             for line in cost_notices(builder.op_of_node):
                 say(line)
-            if cells := {type(each).__name__ for each in module.modules() if isinstance(each, nn.RNNBase)}:
+            if cells := {type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)}:
                 say(f"{', '.join(sorted(cells))}: captured as ops of cells; cuDNN is faster on one GPU")
             return CapturedStep(
                 graph=replace(graph, tied=step.tied, tree=module_tree(step.model)),
@@ -169,3 +157,35 @@ def capture_step(
             )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
+
+
+def _dtypes(master_weights: Any, gradient_dtype: Any, gpu: Gpu | None) -> list[Any]:
+    """Returns the types of master weights and of gradients, None where they are those of the weights."""
+    dtypes = [DTYPES.get(dtype, dtype) for dtype in (master_weights, gradient_dtype)]
+    if not {*dtypes} <= {None, *DTYPES.values()}:
+        wrong = f"master_weights is {master_weights!r} and gradient_dtype {gradient_dtype!r}"
+        raise CaptureError(f"{wrong}; use {', '.join(DTYPES)} or None for each")
+    if any(dtypes) and gpu and gpu.precision in WHOLE:
+        raise CaptureError(
+            f"precision '{gpu.precision}' narrows all types, also those of master_weights and "
+            "gradient_dtype; give module.bfloat16() without a precision"
+        )
+    return dtypes
+
+
+def _traced(step: Step, made: Callable[..., Step], say: Callable[[str], None]) -> Trace:
+    """Traces a step; one whose shapes or branches depend on values, with those that `made` keeps."""
+    try:
+        return trace(step)
+    except CaptureError as error:
+        if not isinstance(error.__cause__, NEEDS_VALUES):
+            raise
+        values = KnownValues()
+        with_values = made(known_values=values)
+        with torch.random.fork_rng(devices=()):
+            traced = trace(with_values)
+        step.averaged = with_values.averaged
+        say(RAN)
+        if values.may_be_random:
+            say("those shapes and branches may follow from one draw of random numbers")
+        return traced

@@ -28,7 +28,7 @@ class CapturedStep:
         step: the model on fake tensors, which knows the shapes of state and inputs.
         trace: the traced nodes; views among them are no ops.
         storages: the memory behind each node, as `find_storages` finds it.
-        updates: what optimizers do to the parameters, and keep of them.
+        updates: work and state of the optimizers.
         op_of_node: op of each node that computes.
         op_of_source: op of each parameter, buffer and input by its name in `Trace.sources`.
         op_of_update: op that updates each parameter, by path.
@@ -54,25 +54,22 @@ class Storage:
 
 def find_storages(trace: Trace) -> dict[fx.Node, Any]:
     """Finds the storages behind what each node yields, nested alike; None where a value is no tensor."""
-    found: dict[fx.Node, Any] = {}
+    storages: dict[fx.Node, Any] = {}
     of_source: dict[str, Any] = {}
     for node in trace.nodes:
         if node.target is operator.getitem:
-            found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
+            storages[node] = storages[node.args[0]][node.args[1]]  # type: ignore[index]
         elif _is_view(node):
-            base = _viewed_storage(node, found)
+            # None is behind a view of a Python number, such as the conjugate of 1j.
+            bases = (storage for base in node.all_input_nodes[:1] for storage in storages_in(storages[base]))
+            base = next(bases, None)
             value = node_value(node)
-            found[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
+            storages[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
         elif node in trace.sources:
-            found[node] = of_source.setdefault(trace.sources[node], _allocate(node))
+            storages[node] = of_source.setdefault(trace.sources[node], _allocate(node))
         else:
-            found[node] = _allocate(node)
-    return found
-
-
-def _viewed_storage(view: fx.Node, found: Mapping[fx.Node, Any]) -> Storage | None:
-    """Returns the storage behind a view; None for a view of a Python number, such as the conjugate of 1j."""
-    return next((storage for base in view.all_input_nodes[:1] for storage in storages_in(found[base])), None)
+            storages[node] = _allocate(node)
+    return storages
 
 
 def _allocate(node: fx.Node) -> Any:

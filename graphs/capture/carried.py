@@ -32,11 +32,11 @@ class Carried(TorchFunctionMode):
     Args:
         model: copy whose tensors are those of the trace.
         paths: path in the copy of each tensor of the real module.
-        trains: whether a gradient follows.
-        items_are_tensors: whether `tensor.item()` stays a tensor.
+        trains: true if a gradient follows.
+        items_are_tensors: true if `tensor.item()` stays a tensor.
 
     Attributes:
-        binds: whether tensors of the real module were met.
+        binds: true if tensors of the real module were met.
         n_items: number of calls of `tensor.item()`.
     """
 
@@ -105,7 +105,7 @@ def carry_assignments(
 
     Args:
         state: each parameter and buffer by path.
-        assigned: what `forward` assigned, by path.
+        assigned: tensors that `forward` assigned, by path.
         trained: paths of the parameters that require gradients.
 
     Raises:

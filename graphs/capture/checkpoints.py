@@ -108,7 +108,7 @@ def _recompute(trace: Trace, nodes: Sequence[fx.Node], depth: int, *, to_its_end
     for node in filter(needed.__contains__, run):
         with node.graph.inserting_before(first):
             if mask := _mask_of(node):
-                arguments = tuple(copies.get(each, each) for each in mask)
+                arguments = tuple(copies.get(argument, argument) for argument in mask)
                 copy = node.graph.call_function(torch.ops.aten.native_dropout_backward.default, arguments)
             else:
                 copy = node.graph.node_copy(node, lambda source: copies.get(source, source))

@@ -39,7 +39,7 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, name: str | No
 
     Args:
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
-        inputs: of the module; the batch is that of the first tensor.
+        inputs: inputs of the module; the batch is that of the first tensor.
         prompt: tokens that each layer has in its cache, or less with a window; at least 1. If an encoder
             reads tokens, they are its own, and the decoder has one; if it reads `inputs`, the decoder's.
         name: name of the graph; the class of the module by default.
@@ -56,13 +56,13 @@ def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Mod
     model, token = module, dict[str, Any]()
     try:
         for length in sorted({min(prompt, PROBE), prompt}):
-            given = _inputs_of_prompt(unwrapped(module), inputs, length)
-            step = Step(unwrapped(module), given, training=False)
+            inputs_of_prompt = _inputs_of_prompt(unwrapped(module), inputs, length)
+            step = Step(unwrapped(module), inputs_of_prompt, training=False)
             model = step.model
             with suppress(ValueError, AttributeError):
                 model.set_experts_implementation("batched_mm")  # type: ignore[operator]
             with step.fake_mode, torch.device("cpu"):
-                token = read_prompt(model, dict(zip(given, step.tensors, strict=True)))
+                token = read_prompt(model, dict(zip(inputs_of_prompt, step.tensors, strict=True)))
             if not _depends_on(length, model):
                 break
     except Exception as error:

@@ -49,32 +49,32 @@ def _attention(gpu: Gpu, unfused: dict[str, None], *operands: Any, **named: Any)
     """Computes `F.scaled_dot_product_attention` by the kernel that a GPU chooses."""
     all_given: Any = (*operands, *(None, 0.0, False)[len(operands) - 3 :])
     query, key, value, mask, dropout_p, is_causal = all_given
-    given, settings = (query, key, value), (dropout_p, is_causal)
-    fused = _is_fused(gpu, given, mask, is_causal, named.get("enable_gqa", False))
+    heads, settings = (query, key, value), (dropout_p, is_causal)
+    fused = _is_fused(gpu, heads, mask, is_causal, named.get("enable_gqa", False))
     on_cpu = fused and dropout_p == 0 and query.shape[-1] == value.shape[-1] and allows.flash_sdp_enabled()
     if mask is not None and (is_causal or mask.dim() == 3 or mask.requires_grad):
         on_cpu = is_causal  # which torch refuses
     if on_cpu:
-        return aten.scaled_dot_product_attention.default.decompose(*given, mask, *settings, **named)
+        return aten.scaled_dot_product_attention.default.decompose(*heads, mask, *settings, **named)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype))
     if not fused:
         masked = " with a mask" if mask is not None else ""
-        shapes, dtype = [list(tensor.shape) for tensor in given], gpu.precision or query.dtype
+        shapes, dtype = [list(tensor.shape) for tensor in heads], gpu.precision or query.dtype
         case = f"attention of {shapes} in {dtype}{masked} on compute capability {gpu.capability:g}"
         if not allows.math_sdp_enabled():
             raise CaptureError(f"{case} has no kernel that `sdpa_kernel` allows (torch's sdp_utils.cpp)")
         unfused[f"{case} is not fused and keeps its scores (torch's sdp_utils.cpp)"] = None
-        return aten._scaled_dot_product_attention_math(*given, mask, *settings, None, **named)[0]
+        return aten._scaled_dot_product_attention_math(*heads, mask, *settings, None, **named)[0]
     if (groups := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     mask = None if mask is None else mask.expand(*query.shape[:-1], key.shape[-2])
-    trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in heads)
     scale, efficient = named.get("scale"), aten._scaled_dot_product_efficient_attention
     return efficient(query, key, value, mask, trains, *settings, scale=scale)[0]
 
 
-def _is_fused(gpu: Gpu, given: Sequence[Tensor], mask: Tensor | None, is_causal: bool, grouped: bool) -> bool:
+def _is_fused(gpu: Gpu, heads: Sequence[Tensor], mask: Tensor | None, is_causal: bool, grouped: bool) -> bool:
     """Says whether flash or the memory-efficient kernel takes an attention.
 
     cuDNN's is left out: it adds only grouped heads with a mask, in 16 bits on Hopper and Blackwell.
@@ -82,7 +82,7 @@ def _is_fused(gpu: Gpu, given: Sequence[Tensor], mask: Tensor | None, is_causal:
     Source: `can_use_{flash,mem_efficient}_attention` in `aten/src/ATen/native/transformers/cuda/
     sdp_utils.cpp` of PyTorch 2.13.
     """
-    query, key, value = given
+    query, key, value = heads
     low = (gpu.precision or "").removeprefix("amp-") if query.dtype is torch.float32 else ""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "int4": torch.bfloat16}.get(low, query.dtype)
     half, ampere = dtype in (torch.float16, torch.bfloat16), gpu.capability >= 8
@@ -94,8 +94,8 @@ def _is_fused(gpu: Gpu, given: Sequence[Tensor], mask: Tensor | None, is_causal:
     return (
         gpu.capability >= 5
         and (dtype in (torch.float32, torch.float16) or (half and ampere))
-        and all(tensor.dim() == 4 and tensor.shape[0] == query.shape[0] for tensor in given)
-        and all(tensor.stride(-1) == 1 for tensor in (*given, mask) if tensor is not None)
+        and all(tensor.dim() == 4 and tensor.shape[0] == query.shape[0] for tensor in heads)
+        and all(tensor.stride(-1) == 1 for tensor in (*heads, mask) if tensor is not None)
         and ((flash and allows.flash_sdp_enabled()) or (efficient and allows.mem_efficient_sdp_enabled()))
     )
 
@@ -130,7 +130,7 @@ def _is_one_op(layer: Any, operands: Mapping[str, Any]) -> bool:
     plain = part.batch_first and part.in_proj_bias is not None and part._qkv_same_embed_dim
     plain &= part.num_heads % 2 == 0 and operands["src" if is_layer else "query"].dim() == 3
     if is_layer:
-        hooks = [each for sub in layer.modules() for each in (sub._forward_hooks, sub._forward_pre_hooks)]
+        hooks = [hook for sub in layer.modules() for hook in (sub._forward_hooks, sub._forward_pre_hooks)]
         plain &= layer.norm1.eps == layer.norm2.eps and max(map(len, hooks)) <= 1
         return bool(plain and layer.activation_relu_or_gelu)
     plain &= part.bias_k is None and not part.add_zero_attn and not operands["why_not_fast_path"]

@@ -25,7 +25,7 @@ class GraphBuilder:
 
     Args:
         state: parameters and buffers by path, tied ones once.
-        updates: what optimizers do to the parameters, and keep of them.
+        updates: work and state of the optimizers.
 
     Attributes:
         op_of_source: index of the op of each source by its name in `Trace.sources`.
@@ -56,11 +56,11 @@ class GraphBuilder:
         for path in self.state:
             if path in self.trace.gradients and path in self.updates.rules:
                 self._add_update(path)
-        kept = {self.storages[node] for node in live if isinstance(self.storages[node], Storage)}
+        live_storages = {self.storages[node] for node in live if isinstance(self.storages[node], Storage)}
         tensors = [
             (op, self.cast_gradients.get(storage, storage.bytes), self.readers.get(storage, []))
             for storage, op in self.op_of.items()
-            if storage in kept
+            if storage in live_storages
         ]
         return build_graph(name, "", self.ops, tensors)
 

@@ -61,8 +61,8 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     A value is freed with its fake tensor. A trace must make ops in place functional: values would change.
 
     Attributes:
-        answers: what ops of `ANSWERING` gave since the step began, in order.
-        may_be_random: whether random numbers, which each step draws alike, came before a value was needed.
+        answers: results of ops of `ANSWERING` since the step began, in order.
+        may_be_random: true if random numbers, which each step draws alike, came before a value was needed.
     """
 
     def __init__(self) -> None:

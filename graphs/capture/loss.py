@@ -42,9 +42,9 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
         return torch.stack(parts).sum(), loss
     if loss is not None:
         return _scalar(loss(returned), loss), []
-    own = _part(returned, LOSS)
-    if isinstance(own, Tensor) and own.numel() == 1:
-        return _scalar(own, LOSS), []
+    named = _part(returned, LOSS)
+    if isinstance(named, Tensor) and named.numel() == 1:
+        return _scalar(named, LOSS), []
     if isinstance(returned, Tensor) and returned.dim() == 0 and not returned.is_complex():
         return _scalar(returned), []
     if isinstance(returned, tuple | list):
@@ -75,23 +75,23 @@ def check_loss(loss: object) -> None:
 
 
 def _chosen(returned: Any, key: str) -> Any:
-    found = _part(returned, key)
-    if found is None:
+    part = _part(returned, key)
+    if part is None:
         keys = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
         raise CaptureError(
             f"loss='{key}' is no key or attribute of what it returns: {type(returned).__name__}{keys}"
         )
-    return found
+    return part
 
 
-def _scalar(found: Any, loss: Loss | None = None) -> Tensor:
+def _scalar(value: Any, loss: Loss | None = None) -> Tensor:
     name = f"its '{loss}'" if isinstance(loss, str) else "what the loss function returns"
     name = "its result" if loss is None else name
-    if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
-        is_tensor = isinstance(found, Tensor)
-        kind = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        is_tensor = isinstance(value, Tensor)
+        kind = f"{value.dtype} {list(value.shape)}" if is_tensor else type(value).__name__
         raise CaptureError(f"{name} is {kind}, by which nothing is trained; a loss is one float number")
-    return found.reshape(()).clone()  # the traces cannot differentiate an output that is a view
+    return value.reshape(()).clone()  # the traces cannot differentiate an output that is a view
 
 
 def _average(returned: Any) -> tuple[Tensor, list[str]]:
@@ -107,7 +107,10 @@ def _average(returned: Any) -> tuple[Tensor, list[str]]:
             f"it returns {type(returned).__name__}, in which there is no float tensor to take the loss of; "
             "return a loss or float outputs"
         )
-    means = [_real(tensor).mean() for tensor in floats.values()]
+    means = [
+        (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).mean()
+        for tensor in floats.values()
+    ]
     return means[0] if len(means) == 1 else torch.stack(means).mean(), [f"output{name}" for name in floats]
 
 
@@ -119,8 +122,3 @@ def averaged_line(names: list[str], *, summed: bool = False) -> str:
         )
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
     return f"it returns no loss; the loss is the mean of {', '.join(names[:N_NAMED])}{more}"
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """The tensor itself if it is real, else its real and imaginary parts."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

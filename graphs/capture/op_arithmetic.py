@@ -178,5 +178,5 @@ _GEMMS: dict[str, Callable[..., Gemm]] = {
     "aten.convolution": _convolution,
     "aten.convolution_backward": convolution_backward_extents,
     **{f"aten.{name}": _attention for name in _FUSED_ATTENTION},
-    **{f"aten.{name}_backward": lambda _, *given, **__: _attention(*given) for name in _FUSED_ATTENTION},
+    **{f"aten.{name}_backward": lambda _, *args, **__: _attention(*args) for name in _FUSED_ATTENTION},
 }

@@ -99,9 +99,9 @@ def cost_notices(nodes: Iterable[fx.Node]) -> Iterator[str]:
 def _is_guess(node: fx.Node) -> bool:
     """Says whether an op without formula is not PyTorch's own, or takes more than its numbers say."""
     packet, name = op_packet(node), str(op_packet(node))
-    known = packet in _FORMULAS or name in _FORMULAS or name in LEFT_FACTOR or packet in flop_registry
+    is_known = packet in _FORMULAS or name in _FORMULAS or name in LEFT_FACTOR or packet in flop_registry
     foreign = node.op == "call_function" and not is_torch(packet)
-    return not known and (foreign or bool(_ALGEBRA.match(name)))
+    return not is_known and (foreign or bool(_ALGEBRA.match(name)))
 
 
 def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]]) -> float:
@@ -139,8 +139,8 @@ def _value_bytes(node: fx.Node) -> float:
 
 def _bag_bytes(node: fx.Node) -> float:
     """Bytes of the rows that the bags of a node look up."""
-    at = _BAGS[op_packet(node)]
-    table, indices = (node_value(source) for source in node.args[at : at + 2])  # type: ignore[arg-type]
+    first = _BAGS[op_packet(node)]
+    table, indices = (node_value(source) for source in node.args[first : first + 2])  # type: ignore[arg-type]
     return float(indices.numel() * table.shape[1] * table.element_size())
 
 
@@ -162,9 +162,9 @@ def _attention_backward(
     return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-def _trilinear(*given: Any, **_: object) -> int:
+def _trilinear(*args: Any, **_: object) -> int:
     """A multiply-add for each combination of three operands, which are expanded by given dimensions."""
-    operands = [reduce(Tensor.unsqueeze, *pair) for pair in zip(given[3:6], given[:3], strict=True)]
+    operands = [reduce(Tensor.unsqueeze, *pair) for pair in zip(args[3:6], args[:3], strict=True)]
     return 2 * prod(torch.broadcast_tensors(*operands)[0].shape)  # type: ignore[no-untyped-call]
 
 

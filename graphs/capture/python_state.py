@@ -51,7 +51,7 @@ class PythonState:
             for name in before.keys() | now.keys():
                 if _differs(name, before, now):
                     inside = _changed_keys(before, now) if name in ("_buffers", "_modules") else [name]
-                    paths |= dict.fromkeys(printable(f"{path}{path and '.'}{each}") for each in inside)
+                    paths |= dict.fromkeys(printable(f"{path}{path and '.'}{key}") for key in inside)
         return sorted(paths)
 
     def restore(self) -> None:

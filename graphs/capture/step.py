@@ -54,8 +54,8 @@ class Step(nn.Module):
 
     Args:
         inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
-        training: whether a backward pass follows. If not, the copy is in evaluation mode without gradients.
-        loss: what of the outputs is the loss, as `graphs.capture.loss.find_loss` takes it.
+        training: true if a backward pass follows. If not, the copy is in evaluation mode without gradients.
+        loss: the output that is the loss, as `graphs.capture.loss.find_loss` takes it.
         known_values: keeps the values of the tensors; none are read without.
 
     Attributes:
@@ -66,9 +66,9 @@ class Step(nn.Module):
         made_up: answers that stand for values in runs on fake tensors.
         assigned: paths of the tensors to which `forward` assigns others.
         drawn: lines on random numbers of the last run that torch did not draw, or with a seed of the model's.
-        restores: whether each run begins with the attributes that the module had.
-        items_are_tensors: whether `tensor.item()` stays a tensor.
-        binds: whether a closure holds tensors of the module itself.
+        restores: true if each run begins with the attributes that the module had.
+        items_are_tensors: true if `tensor.item()` stays a tensor.
+        binds: true if a closure holds tensors of the module itself.
         n_items: number of calls of `tensor.item()` in the last run.
     """
 
@@ -130,8 +130,8 @@ class Step(nn.Module):
         parts = self.model.named_modules(remove_duplicate=False)
         bare = [(path, part) for path, part in parts if not {*part.parameters(), *part.buffers()}]
         parameters = self.model.named_parameters(remove_duplicate=False)
-        for path, each in chain(parameters, self.model.named_buffers(remove_duplicate=False), bare):
-            held.setdefault(id(each), []).append(printable(path))
+        for path, tensor in chain(parameters, self.model.named_buffers(remove_duplicate=False), bare):
+            held.setdefault(id(tensor), []).append(printable(path))
         return tuple(tuple(paths) for paths in held.values() if len(paths) > 1)
 
     def run(self, state: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
@@ -204,14 +204,14 @@ class Step(nn.Module):
         """Returns the tensors among other inputs, in the order of `tensors`.
 
         Args:
-            inputs: of the structure of the capture's, keywords in any order, or a tuple of that alone.
+            inputs: inputs of the captured structure, keywords in any order, or a tuple of that alone.
 
         Raises:
             CaptureError: they have another structure, shape or type than those of the capture, or another
                 value that is no tensor.
         """
-        given = self.tensors_in(inputs)
-        for index, (tensor, fake) in enumerate(zip(given, self.tensors, strict=True)):
+        tensors = self.tensors_in(inputs)
+        for index, (tensor, fake) in enumerate(zip(tensors, self.tensors, strict=True)):
             if tensor.is_nested:
                 raise CaptureError(f"input {index} is a nested tensor; give a dense one")
             if tensor.shape != fake.shape or tensor.dtype != fake.dtype:
@@ -219,7 +219,7 @@ class Step(nn.Module):
                     f"input {index} is {tensor.dtype} {list(tensor.shape)}; it was captured with "
                     f"{fake.dtype} {list(fake.shape)}"
                 )
-        return given
+        return tensors
 
     def tensors_in(self, inputs: Any) -> list[Tensor]:
         """Returns the tensors among other inputs, as `flat_inputs`, but of any shape and type.
@@ -249,10 +249,10 @@ class Step(nn.Module):
 
     def _flattened(self, inputs: Any) -> tuple[list[Any], TreeSpec]:
         """Flattens other inputs; those by keyword in the order of the capture's."""
-        given, captured = as_arguments(inputs), tree_unflatten(self._leaves, self._spec)
-        if isinstance(given, dict) and isinstance(captured, dict) and given.keys() == captured.keys():
-            given = {key: given[key] for key in captured}
-        return tree_flatten(given)
+        arguments, captured = as_arguments(inputs), tree_unflatten(self._leaves, self._spec)
+        if isinstance(arguments, dict) and isinstance(captured, dict) and arguments.keys() == captured.keys():
+            arguments = {key: arguments[key] for key in captured}
+        return tree_flatten(arguments)
 
     def _described(self) -> str:
         inputs = tree_unflatten(self._leaves, self._spec)

@@ -81,9 +81,9 @@ def split_batch(
 
     Args:
         inputs: one tensor, a sequence, or a mapping by keyword.
-        count: of microbatches, at least 1.
-        dim, names: as `batch_size` takes them.
-        notify: what to do with a line that names the tensors which are not cut.
+        count: count of microbatches, at least 1.
+        dim, names: arguments of `batch_size`.
+        notify: function of a line that names the tensors which are not cut.
 
     Raises:
         InputError: a number out of range, or a batch that is none or cannot be split into equal parts.
@@ -122,10 +122,10 @@ def split_offsets(leaf: Any, size: int, count: int) -> list[Tensor]:
     """
     if not isinstance(leaf, Tensor) or leaf.is_meta or leaf.dim() != 1 or leaf.dtype not in (int32, int64):
         return []
-    each, rest = divmod(len(leaf) - 1, count)
-    if each < 1 or rest or leaf[::each].tolist() != list(range(0, size + 1, max(size // count, 1))):
+    length, rest = divmod(len(leaf) - 1, count)
+    if length < 1 or rest or leaf[::length].tolist() != list(range(0, size + 1, max(size // count, 1))):
         return []
-    parts = [leaf[at : at + each + 1] - leaf[at] for at in range(0, len(leaf) - 1, each)]
+    parts = [leaf[first : first + length + 1] - leaf[first] for first in range(0, len(leaf) - 1, length)]
     return [] if (leaf.diff() < 0).any() else parts
 
 

@@ -312,14 +312,14 @@ def trace_plainly(step: Step) -> Trace:
     draws_elsewhere = without_generators(graph)
     *nodes, output = graph.nodes
     returned = list(output.args[0])
-    results, found = returned[: len(returned) - len(trained)], returned[len(returned) - len(trained) :]
+    results, gradients = returned[: len(returned) - len(trained)], returned[len(returned) - len(trained) :]
     trace = Trace(nodes, outputs=[node for node in results if isinstance(node, fx.Node)])
     trace.lost = [OWN_GENERATOR] if draws_elsewhere else []
     names = [*step.state, *(f"input.{index}" for index in range(len(step.tensors)))]
     trace.sources = dict(zip(graph.find_nodes(op="placeholder"), names, strict=True))
     trace.sources |= {node: str(node.target) for node in graph.find_nodes(op="get_attr")}
     trace.gradients = {
-        path: node for path, node in zip(trained, found, strict=True) if isinstance(node, fx.Node)
+        path: node for path, node in zip(trained, gradients, strict=True) if isinstance(node, fx.Node)
     }
     if trained:
         trace.backward = set(nodes[nodes.index(trace.outputs[0]) + 1 :])

@@ -107,7 +107,7 @@ class ValueNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     the next run has other inputs, weights and random numbers.
 
     Args:
-        state_varies: whether parameters and buffers are others in the next run.
+        state_varies: true if parameters and buffers are others in the next run.
 
     Source: value numbering, as in Alpern, Wegman and Zadeck 1988, over memory in place of variables.
     """
@@ -125,10 +125,10 @@ class ValueNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Callable[[Sequence[Tensor], Sequence[Tensor]], Any], state: Any, inputs: Any
     ) -> tuple[int, ...]:
         """Runs a step; returns the numbers of its results and of the state that it leaves."""
-        kept = self._numbers.items()
+        numbered = self._numbers.items()
         self._numbers = {
             key: (memory, hash((number, "kept")) if varies else number, varies)
-            for key, (memory, number, varies) in kept
+            for key, (memory, number, varies) in numbered
         }
         self._n_drawn = self.n_ops = 0
         for kind, tensors, varies in (("state", state, self._state_varies), ("input", inputs, True)):
@@ -166,8 +166,8 @@ class ValueNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema = getattr(func, "_schema", None)
         if schema is None or not schema.is_mutable:
             return []
-        values = {each.name: value for each, value in zip(schema.arguments, args, strict=False)} | kwargs
-        names = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
+        values = {arg.name: value for arg, value in zip(schema.arguments, args, strict=False)} | kwargs
+        names = [arg.name for arg in schema.arguments if arg.alias_info and arg.alias_info.is_write]
         return [
             leaf for leaf in tree_leaves([values.get(name) for name in names]) if isinstance(leaf, Tensor)
         ]

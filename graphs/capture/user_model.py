@@ -44,8 +44,8 @@ def capture_model(
     """Capture the model that a function of the user's returns.
 
     Args:
-        spec: as `make_model` takes it.
-        made: what it made, if that has been done.
+        spec: argument of `make_model`.
+        made: model and inputs that it made, if it was called.
         prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
             words of the inputs at once.
         settings: those of `capture_step`.
@@ -123,7 +123,7 @@ def _users_code(spec: str, failure: str) -> Iterator[None]:
     """Runs code of the user's: what it raises is one line that names its own, and what it prints is marked.
 
     Args:
-        failure: what an error means.
+        failure: meaning of an error.
 
     Raises:
         SourceError: it raised anything but an error of ours, or ended the process.

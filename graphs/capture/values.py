@@ -79,9 +79,9 @@ def op_arguments(node: fx.Node) -> Any:
     """Values of the positional and of the keyword arguments of the op that a node calls."""
     args, kwargs = node.args, dict[str, Any](node.kwargs)
     if _is_wrapped(node):  # what the op changes is given by its place in a list
-        at = {name[1:-11]: place for name, place in kwargs.items() if name.endswith("_base_index")}
-        kwargs |= {name: kwargs["_all_bases"][place] for name, place in at.items() if place is not None}
-        args, kwargs = tuple(kwargs.get(each.name) for each in args[0]._schema.arguments), {}  # type: ignore[union-attr]
+        places = {name[1:-11]: place for name, place in kwargs.items() if name.endswith("_base_index")}
+        kwargs |= {name: kwargs["_all_bases"][place] for name, place in places.items() if place is not None}
+        args, kwargs = tuple(kwargs.get(argument.name) for argument in args[0]._schema.arguments), {}  # type: ignore[union-attr]
     return tree_map(lambda item: node_value(item) if isinstance(item, fx.Node) else item, (args, kwargs))
 
 

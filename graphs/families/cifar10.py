@@ -54,8 +54,8 @@ class Cell(nn.Module):
     Args:
         nodes: two (input, operation) edges per node.
         inputs: channels of the two inputs.
-        strides: what brings each input to the resolution of the second one.
-        stride: of the operations that read an input of the cell; 2 in a reduction cell.
+        strides: strides that bring each input to the resolution of the second one.
+        stride: stride of the operations that read an input of the cell; 2 in a reduction cell.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Network(nn.Module):
         normal, reduction: per node of the cell its two (input, operation) edges; inputs 0 and 1 are the
             outputs of the two cells before, 2 is the first node.
         stages: normal cells at each resolution; a reduction cell is between two stages.
-        twice: whether a separable convolution is applied twice, as in ENAS.
+        twice: true if a separable convolution is applied twice, as in ENAS.
     """
 
     def __init__(

@@ -42,10 +42,10 @@ class Config:
         inner: width within an expert.
         top: experts that each word is sent to.
         capacity: words that the experts take together, relative to the words sent.
-        shared: in `moe`, one more expert that sees every word (DeepSeekMoE, arXiv 2401.06066).
-        gated: in `moe`, as `FeedForward` takes it.
-        joint: in `switch`, all experts as one product of matrices, instead of a module each.
-        einsum: in `switch`, one-hot products that move the words to experts and back, instead of indices.
+        shared: one more expert, in `moe`, that sees every word (DeepSeekMoE, arXiv 2401.06066).
+        gated: argument of `FeedForward` in `moe`.
+        joint: all experts of `switch` as one product of matrices, instead of a module each.
+        einsum: one-hot products in `switch` that move the words to experts and back, instead of indices.
     """
 
     sizes: Sizes
@@ -154,8 +154,8 @@ class SwitchLayer(nn.Module):
         dispatch = torch.einsum("btke,btkc->btec", choices, to_slot)
         combine = torch.einsum("btke,btkc->btec", choices * best.unsqueeze(-1), to_slot)
         sent = torch.einsum("btec,btm->ebcm", dispatch, x)
-        found = self.experts(sent.flatten(1, 2)).view(sent.shape)
-        return torch.einsum("btec,ebcm->btm", combine, found)
+        computed = self.experts(sent.flatten(1, 2)).view(sent.shape)
+        return torch.einsum("btec,ebcm->btm", combine, computed)
 
     def _by_indices(self, x: Tensor, chosen: Tensor, best: Tensor, slot: Tensor) -> Tensor:
         """Maps x by the numbers `chosen` (batch, time, top); the row after all slots is for dropped words."""
@@ -166,8 +166,8 @@ class SwitchLayer(nn.Module):
         row = torch.where(slot < self.slots, row, rows).flatten()
         words = x.unsqueeze(2).expand(-1, -1, self.top, -1).reshape(-1, width)
         sent = x.new_zeros(rows + 1, width).index_add(0, row, words)[:-1]
-        found = self.experts(sent.view(self.n_experts, -1, width)).flatten(0, 1)
-        back = F.pad(found, (0, 0, 0, 1)).index_select(0, row).view(batch, -1, self.top, width)
+        computed = self.experts(sent.view(self.n_experts, -1, width)).flatten(0, 1)
+        back = F.pad(computed, (0, 0, 0, 1)).index_select(0, row).view(batch, -1, self.top, width)
         return (back * best.unsqueeze(-1)).sum(2)
 
 
@@ -233,8 +233,8 @@ def _draw_sizes(
     every, width = pick(rng, [1, 2]), pick(rng, widths)
     layers, inner = every * int(rng.integers(1, 5)), width * pick(rng, [2, 4])
     sizes = Sizes(layers, width, width // 64, pick(rng, [128, 256, 512]), pick(rng, vocabularies))
-    known = {"sizes": sizes, "every": every, "inner": inner, "experts": pick(rng, experts)}
-    return known | {"top": pick(rng, [1, 2]), "capacity": pick(rng, capacities)}
+    config = {"sizes": sizes, "every": every, "inner": inner, "experts": pick(rng, experts)}
+    return config | {"top": pick(rng, [1, 2]), "capacity": pick(rng, capacities)}
 
 
 @family("moe")

@@ -67,13 +67,13 @@ class Gat(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """As `Gcn.forward`."""
-        found = self.linear(x)
-        sent, received = self.send(found).index_select(0, source), self.receive(found).index_select(0, target)
+        nodes = self.linear(x)
+        sent, received = self.send(nodes).index_select(0, source), self.receive(nodes).index_select(0, target)
         scores = F.leaky_relu(sent + received, 0.2)
         weights = (scores - scores.detach().amax(0)).exp()
         sums = arriving(weights, target, len(x)).clamp(min=1e-6)
         shares = (weights / sums.index_select(0, target)).unsqueeze(-1)
-        messages = found.unflatten(-1, (self.heads, -1)).index_select(0, source) * shares
+        messages = nodes.unflatten(-1, (self.heads, -1)).index_select(0, source) * shares
         return arriving(messages, target, len(x)).flatten(1)
 
 
@@ -115,10 +115,10 @@ class NodeClassifier(nn.Module):
     """Cross-entropy of the classes of nodes.
 
     Args:
-        kinds: of each layer, names of `KINDS`.
+        kinds: names of `KINDS`, one a layer.
         relations: sets of edges, each with weights of its own in every layer.
         inputs, width, classes: channels of a node before, within and after the layers.
-        all_layers: whether the head reads the nodes of every layer, not of the last alone.
+        all_layers: true if the head reads the nodes of every layer, not of the last alone.
     """
 
     def __init__(
@@ -132,24 +132,24 @@ class NodeClassifier(nn.Module):
 
     def forward(self, features: Tensor, labels: Tensor, *edges: Tensor) -> Tensor:
         """Loss of features (nodes, inputs) and labels, int (nodes,); `edges` are those of each relation."""
-        found = [self.enter(features)]
+        states = [self.enter(features)]
         for layer in self.layers:
-            found.append(layer(found[-1], edges))
-        return F.cross_entropy(self.head(torch.cat(found[1:], 1) if self.all_layers else found[-1]), labels)
+            states.append(layer(states[-1], edges))
+        return F.cross_entropy(self.head(torch.cat(states[1:], 1) if self.all_layers else states[-1]), labels)
 
 
 @family("gnn")
 def draw(rng: np.random.Generator) -> Drawn:
     """2 to 8 layers of one kind or mixed, width 128 to 512, 1 to 4 relations, 10k to 50k nodes."""
-    layers, known = int(rng.integers(2, 9)), tuple(KINDS)
-    one = pick(rng, known)
+    layers, kinds_known = int(rng.integers(2, 9)), tuple(KINDS)
+    one = pick(rng, kinds_known)
     mixed = bool(rng.random() < 0.4)
-    kinds = [pick(rng, known) if mixed else one for _ in range(layers)]
+    kinds = [pick(rng, kinds_known) if mixed else one for _ in range(layers)]
     relations, inputs = int(rng.integers(1, 5)), pick(rng, [64, 128, 512])
     width, classes = pick(rng, [128, 256, 512]), pick(rng, [16, 64, 256])
     model = NodeClassifier(kinds, relations, inputs, width, classes, all_layers=bool(rng.random() < 0.4))
     nodes = pick(rng, [10_000, 20_000, 50_000])
     degrees = rng.choice([2, 4, 8], size=relations)
-    edges = tuple(torch.zeros(2, nodes * int(each), dtype=torch.long) for each in degrees)
+    edges = tuple(torch.zeros(2, nodes * int(degree), dtype=torch.long) for degree in degrees)
     labels = torch.zeros(nodes, dtype=torch.long)
     return model, (torch.zeros(nodes, inputs), labels, *edges)

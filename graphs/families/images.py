@@ -87,7 +87,7 @@ def resnet(
         depths: blocks per stage; channels double and the resolution halves from stage to stage.
         width: channels inside the blocks of the first stage.
         branches: parallel residual branches of a block.
-        squeeze: whether branches end in squeeze-and-excitation.
+        squeeze: true if branches end in squeeze-and-excitation.
     """
     layers: list[nn.Module] = [ConvNorm(3, width, 7, stride=2), nn.MaxPool2d(3, 2, 1)]
     channels = width

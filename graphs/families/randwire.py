@@ -132,7 +132,7 @@ class Config:
     """One network of the family.
 
     Attributes:
-        wirings: of each stage.
+        wirings: wirings of each stage.
         layers: name of every node's layer, per stage.
         width: channels of the first stage, or width of words and states.
     """
@@ -211,8 +211,8 @@ def _draw_config(
     rng: np.random.Generator, kinds: dict[str, Layer], nodes: int, width: int, stages: int
 ) -> Config:
     """Stages of about `nodes` nodes together, of two or three of the kinds of layer."""
-    known = tuple(kinds)
-    palette = [known[kind] for kind in rng.permutation(len(known))[: int(rng.integers(2, 4))]]
+    names = tuple(kinds)
+    palette = [names[kind] for kind in rng.permutation(len(names))[: int(rng.integers(2, 4))]]
     sizes = [max(2, int(size)) for size in nodes * rng.dirichlet(np.full(stages, 3.0))]
     wirings = tuple(draw_wiring(rng, size) for size in sizes)
     return Config(wirings, tuple(tuple(pick(rng, palette) for _ in wiring) for wiring in wirings), width)

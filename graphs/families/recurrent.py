@@ -69,8 +69,8 @@ class RecurrentModel(nn.Module):
     """Next-word cross-entropy of a recurrent cell unrolled over the whole sequence.
 
     Args:
-        tied: whether the softmax shares the embedding's weights.
-        stepwise: whether each time step has its own softmax and loss, instead of one over all steps.
+        tied: true if the softmax shares the embedding's weights.
+        stepwise: true if each time step has its own softmax and loss, instead of one over all steps.
     """
 
     def __init__(self, cell: RecurrentCell, vocabulary: int, *, tied: bool, stepwise: bool) -> None:
@@ -119,8 +119,8 @@ class TranslatorConfig:
     Attributes:
         layers: depth of encoder and decoder.
         attention: `dot` (Luong) or `additive` (Bahdanau).
-        input_feeding: whether the attention's result is fed to the decoder's next step, making it serial.
-        bidirectional: whether the encoder's first layer also runs backwards.
+        input_feeding: true if the attention's result is fed to the decoder's next step, making it serial.
+        bidirectional: true if the encoder's first layer also runs backwards.
     """
 
     layers: int

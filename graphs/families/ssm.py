@@ -48,8 +48,8 @@ def scan(x: Tensor, log_decay: Tensor, write: Tensor, read: Tensor, chunks: int)
         future = later(between)
         weights = queries @ keys.transpose(-2, -1) * between.masked_fill(future, -torch.inf).exp()
         output = weights @ values
-        kept = values * (total[..., -1:] - total).exp().unsqueeze(-1)
-        added = keys.transpose(-2, -1) @ kept
+        decayed = values * (total[..., -1:] - total).exp().unsqueeze(-1)
+        added = keys.transpose(-2, -1) @ decayed
         if state is None:
             state = added
         else:
@@ -98,9 +98,9 @@ def state_space_model(
     """A causal language model of state-space blocks.
 
     Args:
-        states, chunks: as `SelectiveScan` takes them.
+        states, chunks: arguments of `SelectiveScan`.
         attention_every: every so many layers attention takes the place of the scan; 0 for never.
-        feed_forward: whether a feed-forward layer follows each.
+        feed_forward: true if a feed-forward layer follows each.
     """
     width = sizes.width
     embedding, blocks = nn.Embedding(sizes.vocabulary, width), nn.Sequential()
@@ -122,7 +122,7 @@ def draw(rng: np.random.Generator) -> Drawn:
     """1 to 12 layers of width 512 to 1536, 1 to 8 chunks of 64 to 256 words, 2k to 8k words in all."""
     layers = pick(rng, [1, 2, 3, 4, 6, 8, 12])
     width = pick(rng, [512, 768, 1024, 1536])
-    chunks = pick(rng, [each for each in (1, 2, 4, 8) if layers * each <= 24])
+    chunks = pick(rng, [count for count in (1, 2, 4, 8) if layers * count <= 24])
     length = chunks * pick(rng, [64, 128, 256])
     states = pick(rng, [16, 64, 128])
     model = state_space_model(

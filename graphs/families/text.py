@@ -40,7 +40,7 @@ class MaskedWordModel(nn.Module):
     """Cross-entropy of the masked words and, if there is a sentence head, of the class of the sequence.
 
     Args:
-        fused: as `Attention` takes it.
+        fused: argument of `Attention`.
         dropout: probability after the embedding and after each block, 0 for none.
     """
 
@@ -86,8 +86,8 @@ def gpt(sizes: Sizes, *, parallel: bool, joint: bool, fused: bool, gated: bool, 
 
     Args:
         parallel: attention and feed-forward side by side (GPT-J, PaLM), instead of one after the other.
-        joint, fused: as `Attention` takes them.
-        gated: as `FeedForward` takes it.
+        joint, fused: arguments of `Attention`.
+        gated: argument of `FeedForward`.
         tied: one weight for embedding and head.
     """
     width = sizes.width

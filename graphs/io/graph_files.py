@@ -78,15 +78,15 @@ def graph_from_json(value: object, where: str) -> OpGraph:
     record = fields(value, where, GRAPH_REQUIRED, GRAPH_OPTIONAL, format=FORMAT)
     columns = parse_ops(array(record["ops"], f"{where}: ops"), f"{where}: op")
     tensors = array(record["tensors"], f"{where}: tensors")
-    at = f"{where}: tensor"
-    check_records(tensors, at, TENSOR_REQUIRED, TENSOR_OPTIONAL)
+    tensor_where = f"{where}: tensor"
+    check_records(tensors, tensor_where, TENSOR_REQUIRED, TENSOR_OPTIONAL)
     try:
         return OpGraph(
             name=name(record["name"], f"{where}: name"),
             family=text(record.get("family", ""), f"{where}: family"),
-            tensor_producer=_producers(tensors, at),
-            tensor_bytes=parse_amounts(tensors, "bytes", at),
-            consumers=_consumers(tensors, at),
+            tensor_producer=_producers(tensors, tensor_where),
+            tensor_bytes=parse_amounts(tensors, "bytes", tensor_where),
+            consumers=_consumers(tensors, tensor_where),
             tied=_tied(record.get("tied", []), f"{where}: tied"),
             **columns,
         )
@@ -116,7 +116,7 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             "colocate": None if colocate[op] < 0 else colocate[op],
         }
         seconds = {kind: values[op] for kind, values in measured.items() if values[op] is not None}
-        known = {
+        optional = {
             "seconds": seconds,
             "dtype": graph.dtypes[op],
             "gemm": gemm[op],
@@ -126,7 +126,7 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
         shape = graph.shapes[op]
         ops.append(
             record
-            | {key: value for key, value in known.items() if value}
+            | {key: value for key, value in optional.items() if value}
             | ({} if shape is None else {"shape": list(shape)})
         )
     readers, ends = graph.consumers.items.tolist(), graph.consumers.ptr.tolist()

@@ -30,7 +30,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
     """Writes objects of a dataclass as `write_csv` does, a column for each field."""
-    write_csv(path, [each.name for each in fields(kind)], map(astuple, rows))
+    write_csv(path, [column.name for column in fields(kind)], map(astuple, rows))
 
 
 def _inert(cell: object) -> object:

@@ -50,11 +50,11 @@ def kernel(
     Later processes load it from disk.
 
     Args:
-        entry: whether Python calls it too, not only other kernels.
-        allocates: whether it makes arrays, or gets a new array from another kernel. The others are compiled
+        entry: true if Python calls it too, not only other kernels.
+        allocates: true if it makes arrays, or gets a new array from another kernel. The others are compiled
             without reference counts: to count the references of some fifty arrays takes three times as long
             as one step of an episode.
-        inline: whether to copy it into its callers instead of compiling it on its own: for large kernels with
+        inline: true to copy it into its callers instead of compiling it on its own: for large kernels with
             one caller, as each level of callers is compiled together with all that it calls.
     """
     options: dict[str, Any] = {
@@ -81,7 +81,9 @@ class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any], path: str) -> None:
         self._py_file, self._lineno = path, function.__code__.co_firstlineno
-        self._root = Path(config.CACHE_DIR or _user_cache() / CACHE)
+        named = os.environ.get("XDG_CACHE_HOME", "")
+        user_cache = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+        self._root = Path(config.CACHE_DIR or user_cache / CACHE)
         self._cache_path = str(self._root / self.get_suitable_cache_subpath(path))
 
     def ensure_cache_path(self) -> None:
@@ -96,9 +98,9 @@ class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], path: str) -> _OwnFolder:
-        found = cls(function, path)
-        found.ensure_cache_path()
-        return found
+        locator = cls(function, path)
+        locator.ensure_cache_path()
+        return locator
 
 
 def own_folder(function: Callable[..., Any]) -> Path:
@@ -110,8 +112,8 @@ def own_folder(function: Callable[..., Any]) -> Path:
     return Path(_OwnFolder.from_function(function, function.__code__.co_filename).get_cache_path())
 
 
-def _is_ours_alone(found: os.stat_result) -> bool:
-    return found.st_uid == os.getuid() and not found.st_mode & WRITABLE_BY_OTHERS
+def _is_ours_alone(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and not status.st_mode & WRITABLE_BY_OTHERS
 
 
 def _others_can_replace_in(parent: os.stat_result) -> bool:
@@ -120,11 +122,6 @@ def _others_can_replace_in(parent: os.stat_result) -> bool:
         return True
     others = stat.S_IWOTH if parent.st_gid in (0, os.getgid()) else WRITABLE_BY_OTHERS
     return bool(parent.st_mode & others) and not parent.st_mode & stat.S_ISVTX
-
-
-def _user_cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named) if os.path.isabs(named) else Path.home() / ".cache"
 
 
 class _Files(CompileResultCacheImpl):  # type: ignore[misc]
@@ -167,18 +164,18 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         return (*super()._index_key(signature, codegen), self.digest, layout)
 
     def load_overload(self, signature: object, target_context: Any) -> object:
-        found = self._read(signature, target_context)
-        if found is None and self._enabled:
+        overload = self._read(signature, target_context)
+        if overload is None and self._enabled:
             key = str(self._index_key(signature, target_context.codegen()))
-            own = self._locks.setdefault(signature, self._lock(hashlib.sha256(key.encode()).hexdigest()))
+            lock = self._locks.setdefault(signature, self._lock(hashlib.sha256(key.encode()).hexdigest()))
             with suppress(OSError, NotImplementedError):  # a disk without locks, or a holder that hangs
-                own.acquire()
-            found = self._read(signature, target_context)  # another process may have compiled it meanwhile
-            if found is not None:
+                lock.acquire()
+            overload = self._read(signature, target_context)  # another process may have compiled it meanwhile
+            if overload is not None:
                 self._unlock(signature)
-        if found is None:
+        if overload is None:
             _PROGRESS.begin()
-        return found
+        return overload
 
     def save_overload(self, signature: object, data: object) -> None:
         _PROGRESS.count()
@@ -210,10 +207,10 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     def _unlock(self, signature: object) -> None:
         """Releases the lock of a kernel; processes that wait for it find the kernel compiled."""
-        if (own := self._locks.pop(signature, None)) is not None and own.is_locked:
+        if (lock := self._locks.pop(signature, None)) is not None and lock.is_locked:
             with suppress(OSError):
-                os.unlink(own.lock_file)
-            own.release(force=True)
+                os.unlink(lock.lock_file)
+            lock.release(force=True)
 
 
 class DamagedError(Exception):
@@ -231,10 +228,10 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
         super().save(key, (key, data))
 
     def load(self, key: object) -> object:
-        found = super().load(key)
-        if found is None or found[0] != key:
+        entry = super().load(key)
+        if entry is None or entry[0] != key:
             return None
-        return found[1]
+        return entry[1]
 
     def _load_index(self) -> dict[object, str]:
         try:
@@ -302,8 +299,8 @@ class _Progress:
         """Says before the first kernel that they are compiled."""
         if not self._has_begun:
             self._has_begun = True
-            kept = "" if self._told_no_cache else ", and keeping them for later commands"
-            self._say(f"Compiling loops{kept}. No budget counts this time ...")
+            keeping = "" if self._told_no_cache else ", and keeping them for later commands"
+            self._say(f"Compiling loops{keeping}. No budget counts this time ...")
 
     def count(self) -> None:
         """Counts a kernel that was compiled."""

@@ -260,7 +260,7 @@ class Journal:
     A last line that a crash cut short is dropped when the file is opened again.
 
     Args:
-        path: of the file; it and its folder are made where they do not exist.
+        path: path of the file; it and its folder are made where they do not exist.
         read: takes each value that the file holds and its place, which begins the message of any error.
 
     Raises:

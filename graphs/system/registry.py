@@ -32,7 +32,7 @@ class Registry(Mapping[str, T]):
     """Entries of one kind by name: in the order of `modules`, and within one in that of their registration.
 
     Args:
-        kind: what an entry is, for messages, e.g. `order`.
+        kind: noun for an entry in messages, e.g. `order`.
         error: raised for a name that is unknown or taken.
         modules: imported at the first look-up; importing one registers its entries. A registry that nobody
             looks into loads nothing.
@@ -139,8 +139,9 @@ def load_plugins(named: Sequence[str] = ()) -> None:
     """
     with _loading:
         variable = os.environ.get(VARIABLE, "")
-        known = [name for name in variable.split(LINE_END if LINE_END in variable else os.pathsep) if name]
-        plugins = list(dict.fromkeys(map(_absolute, [*known, *named])))
+        listed = [name for name in variable.split(LINE_END if LINE_END in variable else os.pathsep) if name]
+        names = (str(Path(name).resolve()) if name.endswith(".py") else name for name in [*listed, *named])
+        plugins = list(dict.fromkeys(names))
         for name in plugins:
             if name not in _loaded:
                 _loaded.add(name)  # first, as a plugin may look something up while it is imported
@@ -177,23 +178,19 @@ def load_entry_points(group: str) -> None:
     from importlib.metadata import entry_points
 
     for point in sorted(entry_points(group=group)):
-        known = f"{group}:{point.name}={point.value}"
-        if known in _loaded:
+        entry = f"{group}:{point.name}={point.value}"
+        if entry in _loaded:
             continue
-        _loaded.add(known)  # first, as it may look something up while it is loaded
+        _loaded.add(entry)  # first, as it may look something up while it is loaded
         try:
             with users_code(PluginError):
                 point.load()
         except BaseException as error:
-            _loaded.discard(known)
+            _loaded.discard(entry)
             if not isinstance(error, InputError):
                 raise
             package = point.dist.name if point.dist else "a package"
             raise PluginError(f"{package}: {group}: {point.name} = {point.value}: {error}") from error
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
 def _import(name: str) -> None:
@@ -214,9 +211,9 @@ def _import(name: str) -> None:
 def _import_file(file: Path) -> ModuleType:
     """Imports a file by its path; its folder comes last on the import path."""
     name = file.stem
-    known = find_spec(name) if name.isidentifier() else None
+    installed = find_spec(name) if name.isidentifier() else None
     look_in(str(file.parent))
-    if known is not None and Path(known.origin or "").resolve() != file:
+    if installed is not None and Path(installed.origin or "").resolve() != file:
         raise PluginError(f"another module is called '{name}'; rename the file")
     if name in sys.modules:
         return sys.modules[name]

@@ -47,8 +47,8 @@ def users_code(fail: Callable[[str], InputError]) -> Iterator[None]:
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        at = user_line(error)
-        raise fail(f"{at + ': ' if at else ''}{_reason(error)}") from error
+        line = user_line(error)
+        raise fail(f"{line + ': ' if line else ''}{_reason(error)}") from error
     finally:
         os._exit = before
 

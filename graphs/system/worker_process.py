@@ -76,7 +76,7 @@ class WorkerProcess(Generic[Request, Answer]):
         handler: makes the answer to a request, never None; it is sent to the process.
         timeout_s: seconds after which a request has taken too long; None = never. The start of the process
             does not count; it has a limit of its own.
-        inherits: whether the handler holds what only a process that is being started can be given, such as
+        inherits: true if the handler holds what only a process that is being started can be given, such as
             pipes. Such a process does not import the user's script, which others do, as it may register
             placers.
 
@@ -188,7 +188,7 @@ def answers_of(
     patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
     wait([process.connection for process in busy], patience_s)
     is_late = time.monotonic() >= deadline_s
-    for process in sorted(busy, key=lambda each: is_late and not each.is_stopped):
+    for process in sorted(busy, key=lambda process_of: is_late and not process_of.is_stopped):
         if (answer := process.answer()) is not None:
             yield process, answer
 

@@ -149,7 +149,8 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
             searches[trial.graph, trial.cluster].append(trial)
     ratios = {}
     for trial in trials:
-        if _is_search(trial.placer) and trial.feasible and trial.step_time_s > 0:
+        is_search = trial.placer in PLACERS and PLACERS[trial.placer].is_search
+        if is_search and trial.feasible and trial.step_time_s > 0:
             beside = [_found_beside(search, trial) for search in searches[trial.graph, trial.cluster]]
             known = [step_s for step_s in beside if step_s]
             if trial.placer == BASELINE:
@@ -157,10 +158,6 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
             elif len(known) == len(beside) and (beside_s := geometric_mean(known)):
                 ratios[trial.key] = trial.step_time_s / beside_s
     return ratios
-
-
-def _is_search(placer: str) -> bool:
-    return placer in PLACERS and PLACERS[placer].is_search
 
 
 def _found_beside(search: Trial, trial: Trial) -> float | None:

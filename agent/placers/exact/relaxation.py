@@ -11,7 +11,7 @@ import numpy as np
 
 from agent.bounds.lower_bound import heads_and_tails
 from envs.problem import Problem
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import IntArray
 from graphs.system.running_time import Clock, running_s
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ class Relaxation:
             first, second = int(graph.unit_of[producer]), int(graph.unit_of[consumer])
             if first == second:
                 continue
-            ticks = np.floor(_transfer_s(self.problem, n_bytes) / tick_s).astype(np.int64)
+            arrays = self.problem.arrays
+            transfer_s = (n_bytes + arrays.n_half) / arrays.bandwidth + arrays.latency
+            ticks = np.floor(transfer_s / tick_s).astype(np.int64)
             between = ticks[~np.eye(len(ticks), dtype=bool)]
             apart = self._is_same(first, second).negated()
             if least := int(between.min()):
@@ -273,9 +275,3 @@ def _edges(problem: Problem) -> Iterator[tuple[int, int, float]]:
         for consumer in graph.consumers.row(tensor):
             if graph.is_compute[consumer]:
                 yield int(graph.tensor_producer[tensor]), int(consumer), float(graph.tensor_bytes[tensor])
-
-
-def _transfer_s(problem: Problem, n_bytes: float) -> FloatArray:
-    """Seconds of a transfer over free links between each two devices, (n_devices, n_devices)."""
-    arrays = problem.arrays
-    return (n_bytes + arrays.n_half) / arrays.bandwidth + arrays.latency

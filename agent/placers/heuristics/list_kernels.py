@@ -1,11 +1,12 @@
 """The numba kernels of list scheduling, on top of the simulator's.
 
-In all kernels here `p` is a `ProblemArrays`, `units` a `Units`, `device_of` the device of each op, int64
-(n_ops,), -1 = unplaced, and `free_bytes` the free memory of each device, float64 (n_devices,), negative
-where it overflows.
+The kernels share these arguments, and those of `envs.simulator`: `p`, `device_of`, `timeline`, `op`,
+`device`. They only read them, unless their own docstrings say otherwise:
 
-In the kernels here `kept` is a `ReservedDevices` and `device_of` the device of each op, int64 (n_ops,); -1
-= unplaced.
+    units: `Units`.
+    unit: index, int.
+    free_bytes: free memory of each device, float64 (n_devices,); negative where it overflows.
+    kept: `ReservedDevices`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,10 @@ class ReservedDevices(NamedTuple):
 
 @kernel
 def assign(units, unit, device, device_of, free_bytes):
-    """Places all of a unit's ops on a device.
+    """Places all of a unit's ops on a device, and takes its footprint off the free memory.
 
     Args:
-        unit, device: indices, int.
-        device_of: device of each op, int64 (n_ops,); written.
-        free_bytes: free memory, (n_devices,); the footprint of the unit is taken off.
+        device_of, free_bytes: written.
     """
     for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
         device_of[units.member_item[k]] = device
@@ -57,13 +56,6 @@ def may_take(units, op, device, device_of, free_bytes):
 
     It may where its unit is placed there. If its unit is unplaced, it may where the footprint fits into the
     free memory; where it fits on no device, the one with the most free memory takes it.
-
-    Args:
-        op, device: indices, int.
-        free_bytes: free memory, (n_devices,).
-
-    Returns:
-        bool.
     """
     if device_of[op] >= 0:
         return device_of[op] == device
@@ -77,8 +69,7 @@ def place_leftovers(units, device_of, free_bytes):
     """Places each unit without a running op on the device with the most free memory.
 
     Args:
-        device_of: device of each op, int64 (n_ops,); written where -1.
-        free_bytes: free memory, (n_devices,); written.
+        device_of, free_bytes: written.
     """
     for op in range(len(device_of)):
         if device_of[op] < 0:
@@ -87,14 +78,13 @@ def place_leftovers(units, device_of, free_bytes):
 
 @kernel(entry=True, allocates=True)
 def schedule_in_order(p, units, order, free_bytes):
-    """Places each op, in a given order, where it finishes first; ties go to the lower device index.
+    """Places each op, in a given order, where it finishes first; returns the devices, int64 (n_ops,).
+
+    Ties go to the lower device index.
 
     Args:
         order: indices of the running ops, int64 (n_running,).
-        free_bytes: memory that may be used, (n_devices,); written.
-
-    Returns:
-        Device of each op, int64 (n_ops,).
+        free_bytes: written.
     """
     n_devices = len(p.memory)
     device_of = np.full(len(p.is_source), -1)
@@ -136,9 +126,7 @@ def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
     """Estimates when the inputs of an op could be on each device, as the links are now.
 
     Args:
-        timeline: `Timeline` of the ops scheduled so far.
         trial_free: scratch, float64 (n_clocks,).
-        op: index, int.
         ready_s: seconds, (n_devices,); written.
     """
     for device in range(len(p.memory)):
@@ -151,10 +139,7 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
     """Finds the ready op and the device that start first; ties go to the earlier op, then the lower device.
 
     Args:
-        timeline: `Timeline` of the ops scheduled so far.
-        free_bytes: free memory, (n_devices,).
         ready_ops: indices of the ready ops, int64 (n_ops,), of which the first `n_ready` count.
-        n_ready: int.
         ready_s: when the inputs of each op are on each device, seconds, (n_ops, n_devices).
 
     Returns:
@@ -178,13 +163,13 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
 def schedule_earliest_start(p, units, free_bytes, favourite, keep_s):
     """Places and schedules, of all ready ops and devices, always the pair that can start first.
 
-    A device that ran an op with a favourite child is kept for that child for some time: to all other ops it
-    counts as busy, until the child was placed.
+    A device that ran an op with a favourite child is reserved for that child for some time: to all other ops
+    it counts as busy, until the child was placed.
 
     Args:
-        free_bytes: memory that may be used, (n_devices,); written.
+        free_bytes: written.
         favourite: the favourite child of each op, -1 = none, int64 (n_ops,).
-        keep_s: how long each op's device is kept for that, seconds, (n_ops,).
+        keep_s: how long each op's device is reserved for that, seconds, (n_ops,).
 
     Returns:
         Device of each op, int64 (n_ops,).

@@ -1,4 +1,12 @@
-"""The actor's head, compiled: it scores the devices of one decision, up to the rounding of float32."""
+"""The actor's head, compiled: it scores the devices of one decision, up to the rounding of float32.
+
+The kernels share these arguments, which they only read:
+
+    head: `HeadArrays`.
+    devices: observed features, float32 (max_devices, N_DEVICE_FEATURES).
+    mask: 1 = offered, at least one is; int8 (max_devices,).
+    e, problem, op: indices of the episode, of its problem and of the op at hand, int.
+"""
 
 from __future__ import annotations
 
@@ -87,11 +95,7 @@ def score(head, scratch, e, problem, op, devices, mask):
     """Scores the offered devices of one decision.
 
     Args:
-        head: `HeadArrays`.
         scratch: `HeadScratch`; row `e` is written, `logits` where the mask is 1.
-        e, problem, op: indices of the episode, of its problem and of the op at hand, int.
-        devices: observed features, float32 (max_devices, N_DEVICE_FEATURES).
-        mask: 1 = offered, at least one is; int8 (max_devices,).
     """
     shared, first, second = scratch.shared[e], scratch.first[e], scratch.second[e]
     copy(head.contexts[head.row_of[head.first_op[problem] + op], : len(shared)], shared)
@@ -107,15 +111,12 @@ def score(head, scratch, e, problem, op, devices, mask):
 
 @kernel
 def output_of(weights, first, second):
-    """Computes the layers of a head after the first one.
+    """Computes the output of a head from its first layer, float32.
 
     Args:
         weights: `HeadArrays`, or another tuple with its fields of the second layer and the output.
         first: first layer before its activation, float32 (hidden,); written.
-        second: float32 (hidden,); written (scratch).
-
-    Returns:
-        The output, float32.
+        second: scratch, float32 (hidden,); written.
     """
     silu(first)
     copy(weights.hidden_bias, second)
@@ -132,9 +133,7 @@ def pool(columns, devices, mask, pooled):
     """Computes mean, least and greatest of each feature over the offered devices.
 
     Args:
-        columns: the features, int64 (n_features,).
-        devices: float32 (max_devices, N_DEVICE_FEATURES).
-        mask: 1 = offered, at least one is; int8 (max_devices,).
+        columns: indices of the features, int64 (n_features,).
         pooled: means, then least, then greatest values, float32 (3 * n_features,); written.
     """
     n, n_offered = len(columns), 0

@@ -1,4 +1,8 @@
-"""Layers of a network as kernels over float32 vectors."""
+"""Layers of a network as kernels over float32 vectors.
+
+`vector` is (n,) or (width,), `matrix` (n, width), `factor` a float32; `total` and `values`, (width,), are
+written.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +49,7 @@ def by_input(weight: Floats) -> Floats:
 
 @kernel
 def add_product(vector, matrix, total):
-    """Adds the product of a row vector and a matrix to `total`.
-
-    Args:
-        vector: float32 (n,).
-        matrix: float32 (n, width).
-        total: float32 (width,); written.
-    """
+    """Adds the product of a row vector and a matrix to `total`."""
     n = len(vector)
     for k in range(0, n - 3, 4):  # four rows at a time: `total` is loaded and stored less often
         a, b, c, d = vector[k], vector[k + 1], vector[k + 2], vector[k + 3]
@@ -65,24 +63,14 @@ def add_product(vector, matrix, total):
 
 @kernel
 def add_scaled(factor, vector, total):
-    """Adds a multiple of a vector to another.
-
-    Args:
-        factor: float32.
-        vector: float32 (width,).
-        total: float32 (width,); written.
-    """
+    """Adds `factor` times a vector to `total`."""
     for k in range(len(total)):
         total[k] += factor * vector[k]
 
 
 @kernel
 def silu(values):
-    """Replaces each value x by x times the logistic function of x.
-
-    Args:
-        values: float32 (width,); written.
-    """
+    """Replaces each value x by x times the logistic function of x."""
     for k in range(len(values)):
         x = min(max(HALF * values[k], -TANH_BOUND), TANH_BOUND)
         square = x * x

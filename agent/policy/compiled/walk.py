@@ -1,4 +1,12 @@
-"""Walks: episodes in which a policy decides, compiled from the observation to the commit of each decision."""
+"""Walks: episodes in which a policy decides, compiled from the observation to the commit of each decision.
+
+The kernels share these arguments:
+
+    packed, episodes, scratch, rules, observation, result: as of `step_episodes`; written as there.
+    e: index of the episode, int.
+    head: `HeadArrays`.
+    state: `WalkState`; rows of the episodes are written.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +79,8 @@ def walk_groups(
     """Takes decisions of a policy in some groups of episodes in a row.
 
     Args:
-        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
         first: index of the first group, int.
-        draws: as of `Decider.decide`, of these groups.
-        head: `HeadArrays`.
-        state: `WalkState`; rows of the episodes are written.
+        draws: draws of these groups, as `Decider.decide` takes them.
         n_decisions: number for each group of the batch, int64 (n_groups of all,).
     """
     size = draws.shape[1]
@@ -95,11 +100,7 @@ def decide(packed, episodes, scratch, rules, e, draw, observation, result, head,
     """Takes one decision of a policy in one episode.
 
     Args:
-        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
-        e: index of the episode, int.
         draw: as of `choose`, float.
-        head: `HeadArrays`.
-        state: `WalkState`; row `e` is written.
 
     Returns:
         Index of the device, int; `NOT_FINITE` where a logit is not finite, and no decision is taken.

@@ -3,8 +3,6 @@
 `construct` in program order under a `program` cluster is simulated incrementally: the timeline of an episode
 always holds what has been visited, and a candidate costs O(degree). Any other order simulates the partial
 placement once per candidate.
-
-In the kernels here `p` is a `ProblemArrays` and `episode` an `Episode`.
 """
 
 from __future__ import annotations
@@ -89,9 +87,7 @@ def evaluate_incrementally(p, episode, op, scratch):
     """Evaluates each candidate from the timeline of what has been visited.
 
     Args:
-        op: index of the op at hand, int.
-        scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
-            `timeline` is scratch.
+        scratch: `ready_s`, `start_s`, `finish_s`, `step_time_s` and `timeline.free` are written.
     """
     timeline, trial = episode.timeline, scratch.timeline.free
     for device in range(len(p.memory)):
@@ -110,11 +106,8 @@ def evaluate_in_full(m, p, episode, op, scratch, improving):
     """Evaluates each candidate by a simulation of all that is simulated so far with the op there.
 
     Args:
-        m: `MdpArrays`. p: `ProblemArrays`.
-        episode: `Episode`; `simulated` is written, and restored.
-        op: index of the op at hand, int.
-        scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
-            `timeline` is scratch.
+        episode: `simulated` is written, and restored.
+        scratch: `ready_s`, `start_s`, `finish_s`, `step_time_s` and `timeline` are written.
         improving: whether the op is placed already and moves with its unit, bool.
     """
     timeline = cut_timeline(scratch.timeline, p)
@@ -130,12 +123,9 @@ def evaluate_in_full(m, p, episode, op, scratch, improving):
 
 @kernel
 def inputs_there_s(p, episode, op, device, timeline):
-    """Returns when the inputs of an op are on a device in a finished simulation, in seconds.
+    """Returns when the inputs of an op are on its device in a finished simulation, in seconds.
 
-    Args:
-        episode: `Episode`; `simulated` is read; inputs that it lacks are available at time 0.
-        op, device: indices, int.
-        timeline: `Timeline`; the simulation, with the op on the device.
+    Inputs that `episode.simulated` lacks are available at time 0.
     """
     ready = 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
@@ -150,11 +140,10 @@ def inputs_there_s(p, episode, op, device, timeline):
 
 @kernel
 def fill_neighbours(p, episode, op, scratch):
-    """Finds out where the bytes of placed neighbours are, and the transfers that each device would wait for.
+    """Finds where the bytes of placed neighbours are, and the transfers that each device would wait for.
 
     Args:
-        op: index of the op at hand, int.
-        scratch: `CandidateScratch`; `inputs_there`, `outputs_there` and `input_transfer_s` are written.
+        scratch: `inputs_there`, `outputs_there` and `input_transfer_s` are written.
     """
     n_devices = len(p.memory)
     input_bytes = output_bytes = 0.0

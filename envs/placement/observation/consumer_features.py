@@ -3,7 +3,8 @@
 Each consumer that is not placed yet is assumed to go where it fares best. Looking one op beyond the one at
 hand is an idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
 
-In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays` and `episode` an `Episode`.
+The kernels write those arrays of `CandidateScratch` that their docstrings name. `unit` is that of the op at
+hand, and `tensor` what a consumer reads from it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ def fill_consumer_features(m, p, episode, op, scratch):
     """Evaluates what the outputs of an op cost its consumers if it runs on each candidate device.
 
     Args:
-        op: index of the op at hand, int.
-        scratch: `CandidateScratch`; `finish_s` is read. Written, (n_devices,) each: `output_transfer_s`,
-            `consumer_inputs_there`, `consumer_transfer_s` (over the least), `consumer_finish_s`. Overwritten:
-            `transfer_to_s`, `others_ready_s`, `is_sent_to`.
+        scratch: `output_transfer_s`, `consumer_inputs_there`, `consumer_transfer_s` (over the least) and
+            `consumer_finish_s` are written; `transfer_to_s`, `others_ready_s` and `is_sent_to` are scratch.
     """
     n_devices, unit = len(p.memory), m.unit_of[op]
     for device in range(n_devices):
@@ -65,11 +64,7 @@ def add_unplaced_consumer(m, p, episode, consumer, tensor, unit, scratch):
     for it.
 
     Args:
-        consumer: index of the op, int.
-        tensor: index of the tensor that it reads from the op at hand, int.
-        unit: placement unit of the op at hand, int.
-        scratch: `CandidateScratch`; `consumer_finish_s`, `consumer_transfer_s` and `consumer_inputs_there`
-            are written.
+        scratch: `consumer_finish_s`, `consumer_transfer_s` and `consumer_inputs_there` are written.
 
     Returns:
         Bytes of placed tensors that are read besides.
@@ -102,10 +97,7 @@ def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
     """Raises `consumer_finish_s` of each candidate to the earliest finish of one consumer on any device.
 
     Args:
-        episode: `Episode`; `timeline.free` is read.
-        consumer: index of the op, int.
-        sent_bytes: bytes that it reads from the candidate device, float.
-        scratch: `CandidateScratch`; `finish_s` and `others_ready_s` are read, `consumer_finish_s` is written.
+        sent_bytes: bytes that the consumer reads from the candidate device, float.
     """
     n_devices, timeline = len(p.memory), episode.timeline
     for device in range(n_devices):
@@ -120,15 +112,14 @@ def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
 
 @kernel
 def fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch):
-    """Finds out what a consumer reads besides a tensor, and when that can be on each device.
+    """Finds what a consumer reads besides a tensor, and when that can be on each device.
+
+    What the unit makes besides the tensor goes along with it.
 
     Args:
-        consumer: index of the op, int.
-        tensor: index of the tensor, int.
-        unit: placement unit of the op at hand, int; what the unit makes besides goes along with the tensor.
-        scratch: `CandidateScratch`; written, (n_devices,) each: `transfer_to_s`, seconds of transfers that
-            bring the placed inputs there; `others_ready_s`, when they would be there. Updated:
-            `consumer_inputs_there`, bytes where the inputs are.
+        scratch: `transfer_to_s`, seconds of transfers that bring the placed inputs to each device,
+            `others_ready_s`, when they would be there, and `consumer_inputs_there`, to which their bytes are
+            added; written.
 
     Returns:
         Bytes of the tensor and of what goes along with it; bytes of the other inputs that are placed.

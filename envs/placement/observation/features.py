@@ -92,4 +92,4 @@ def columns_of(feature_set: str) -> tuple[int, ...]:
         KeyError: an unknown feature set.
     """
     groups = FEATURE_SETS[feature_set]
-    return tuple(at for at, feature in enumerate(DEVICE_FEATURES) if feature.group in groups)
+    return tuple(column for column, feature in enumerate(DEVICE_FEATURES) if feature.group in groups)

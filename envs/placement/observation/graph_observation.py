@@ -59,7 +59,9 @@ def graph_tables(problem: Problem) -> GraphTables:
     graph, seconds = problem.graph, problem.op_seconds
     mean_op_s = float(seconds[seconds > 0].mean()) if (seconds > 0).any() else 1.0
     edges, edge_bytes = graph.edges, _edge_bytes(problem)
-    transfer = edge_bytes * _seconds_per_byte(problem) / mean_op_s
+    others = ~np.eye(problem.n_devices, dtype=bool)
+    seconds_per_byte = (1.0 / problem.cluster.bytes_per_s[others]).mean() if others.any() else 0.0
+    transfer = edge_bytes * seconds_per_byte / mean_op_s
     time = np.log1p(seconds.mean(axis=1) / mean_op_s)
     footprint = np.log1p(problem.footprint_bytes[graph.unit_of] / problem.cluster.memory_bytes.mean())
     phase = np.eye(len(PHASES))[[PHASES.index(name) for name in graph.phases]]
@@ -163,9 +165,3 @@ def _edge_bytes(problem: Problem) -> FloatArray:
     keys = graph.tensor_producer[tensor] * graph.n_ops + graph.consumers.items
     _, edge = np.unique(keys, return_inverse=True)
     return np.bincount(edge, graph.tensor_bytes[tensor], minlength=len(graph.edges)).astype(np.float64)
-
-
-def _seconds_per_byte(problem: Problem) -> float:
-    """Mean over the links between different devices; 0 on a single device."""
-    others = ~np.eye(problem.n_devices, dtype=bool)
-    return float((1.0 / problem.cluster.bytes_per_s[others]).mean()) if others.any() else 0.0

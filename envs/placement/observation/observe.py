@@ -1,8 +1,4 @@
-"""The observation of the op at hand: features of each candidate device, and which have free memory.
-
-In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `timeline` a
-`Timeline`.
-"""
+"""The observation of the op at hand: features of each candidate device, and which have free memory."""
 
 from __future__ import annotations
 
@@ -55,17 +51,12 @@ def new_observation(n: int, max_devices: int) -> Observation:
 
 @kernel(inline=True)
 def observe(m, p, episode, scratch, rules, observation, i, e):
-    """Fills in the observation of the op at hand.
+    """Fills in the observation of the op at hand, and says whether any device is offered.
 
     Args:
-        episode: `Episode`; written while candidates are evaluated, then restored.
-        scratch: `CandidateScratch`; written (scratch).
-        rules: `MdpRules`; whether there are rollouts.
-        observation: `Observation`; row `e` is written; features are 0 for devices that the problem lacks.
-        i, e: indices of the problem and of the episode, int.
-
-    Returns:
-        Whether any device is offered, bool.
+        episode, scratch: written while candidates are evaluated; then the episode is restored.
+        observation: row `e` is written; features are 0 for devices that the problem lacks.
+        i: index of the problem, int.
     """
     op, features = episode.visits[episode.state[POSITION]], observation.devices[e]
     observation.problem[e, 0], observation.op[e, 0] = i, op
@@ -88,15 +79,16 @@ def observe(m, p, episode, scratch, rules, observation, i, e):
 
 @kernel
 def count_updates(m, p, episode, op, scratch):
-    """Makes no candidate's step end before the update that reads the op's outputs, nor shorter than a device
-    is busy with the units placed on it, or would be with the longest unit to come where that is busy least.
+    """Raises each candidate's step time to two lower bounds that a partial simulation does not see.
 
-    Partial placements are simulated without updates of parameters, which no episode visits; they may be most
-    of the work of a unit, such as those of an embedding, and gradients the largest tensors that are sent.
+    It has no updates of parameters, which no episode visits. They may be most of the work of a unit, such as
+    those of an embedding, and gradients the largest tensors that are sent. So the step ends no earlier than
+    the update that reads the op's outputs, and takes at least as long as the busiest device works for the
+    units placed on it, the unit at hand included. The longest unit to come counts too, on the device where
+    that is soonest done.
 
     Args:
-        op: index of the op at hand, int.
-        scratch: `CandidateScratch`; `step_time_s` is raised.
+        scratch: `step_time_s` is written.
     """
     n_devices, longest = len(p.memory), longest_unplaced(m, episode, m.unit_of[op])
     busiest_s, least_s, next_s, idlest = 0.0, np.inf, np.inf, -1
@@ -117,23 +109,20 @@ def count_updates(m, p, episode, op, scratch):
 
 
 @kernel
-def longest_unplaced(m, episode, own):
-    """Finds an op of the longest unit that is not placed, the one at hand left out; -1 if there is none.
+def longest_unplaced(m, episode, unit):
+    """Returns an op of the longest unplaced unit other than the one at hand; -1 if there is none.
 
     Args:
-        m: `MdpArrays`. episode: `Episode`; `state` is written.
-        own: index of the unit at hand, int.
+        episode: `state` is written.
     """
-    found, at = -1, episode.state[LONGEST]
-    while found < 0 and at < len(m.by_seconds):
-        unit = m.by_seconds[at]
-        is_placed = episode.device_of[m.unit_item[m.unit_ptr[unit]]] >= 0
-        if not is_placed and unit != own:
-            found = m.unit_item[m.unit_ptr[unit]]
-        elif is_placed and at == episode.state[LONGEST]:
+    for rank in range(episode.state[LONGEST], len(m.by_seconds)):
+        other = m.by_seconds[rank]
+        op = m.unit_item[m.unit_ptr[other]]
+        if episode.device_of[op] < 0 and other != unit:
+            return op
+        if episode.device_of[op] >= 0 and rank == episode.state[LONGEST]:
             episode.state[LONGEST] += 1
-        at += 1
-    return found
+    return -1
 
 
 @kernel
@@ -141,8 +130,7 @@ def fill_candidates(m, p, episode, scratch, features):
     """Fills the columns of the evaluated candidates: times, and the shares of the neighbours' bytes there.
 
     Args:
-        scratch: `CandidateScratch`; evaluated candidates.
-        features: float32 (max_devices, N_DEVICE_FEATURES); written.
+        features: written.
     """
     timeline, scale = episode.timeline, 1.0 / m.scales[MEAN_OP_S]
     step_time = start = finish = ready = free = consumer_finish = np.inf
@@ -180,8 +168,7 @@ def fill_state(m, p, episode, op, features):
     """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress.
 
     Args:
-        op: index of the op at hand, int.
-        features: float32 (max_devices, N_DEVICE_FEATURES); written.
+        features: written.
     """
     n_devices, current, scale = len(p.memory), episode.device_of[op], 1.0 / m.scales[MEAN_OP_S]
     footprint = m.footprint_bytes[m.unit_of[op]]
@@ -209,11 +196,7 @@ def fill_state(m, p, episode, op, features):
 
 @kernel
 def unit_seconds(m, p, op, device):
-    """Returns the seconds that the ops of an op's unit take on a device, updates of its parameters included.
-
-    Args:
-        op, device: indices, int.
-    """
+    """Returns the seconds that the ops of an op's unit take on a device, with updates of its parameters."""
     unit, seconds = m.unit_of[op], 0.0
     for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
         seconds += p.op_seconds[m.unit_item[k], device]
@@ -225,8 +208,8 @@ def fill_rollout(m, p, rollout, features):
     """Fills the columns of the truncated rollouts.
 
     Args:
-        rollout: `RolloutScratch`; results of the rollouts.
-        features: float32 (max_devices, N_DEVICE_FEATURES); written.
+        rollout: `RolloutScratch`.
+        features: written.
     """
     n_devices, scale = len(p.memory), 1.0 / m.scales[MEAN_OP_S]
     for level in range(len(HORIZONS)):
@@ -244,11 +227,7 @@ def fill_rollout(m, p, rollout, features):
 
 @kernel
 def link_busy_until(p, timeline, device):
-    """Returns when the last outgoing link of a device is free, in seconds; 0 where it has none.
-
-    Args:
-        device: index of the device, int.
-    """
+    """Returns when the last outgoing link of a device is free, in seconds; 0 where it has none."""
     until = 0.0
     for target in range(len(p.memory)):
         if target != device and p.link[device, target] >= 0:

@@ -6,9 +6,6 @@ numbers of decisions; then everything is rolled back. So a policy sees what othe
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
-
-In the kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `timeline` a
-`Timeline`.
 """
 
 from __future__ import annotations
@@ -25,10 +22,24 @@ from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_s
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
 
-NEAR, FAR, FAR_OF_LONG, LONG = 8, 64, 32, 1_500
-"""Numbers of decisions at the horizons, the one at hand included; further than `FAR_OF_LONG` looks no rollout
-in an episode of more than `LONG` visits, as it would take too long. The path is looked at half as far."""
-PATH = HORIZONS.index("path")
+NEAR, FAR = 8, 64
+"""Decisions up to the near and the far horizon, the one at hand included; the path is half as far."""
+LONG, FAR_OF_LONG = 1_500, 32
+"""In an episode of more than `LONG` visits the far horizon is `FAR_OF_LONG` decisions, to save time."""
+PATH_ROW, FAR_ROW = HORIZONS.index("path"), HORIZONS.index("far")
+"""Rows of the results in `RolloutScratch`."""
+
+# Columns of `RolloutScratch.counts`:
+N_UNITS = 0  # units decided
+N_SEEN = 1  # visits looked at
+N_RUN = 2  # ops run
+N_TO_RUN = 3  # ops decided and not run yet
+LAST_RUN = 4  # index of the op run last, -1 before the first
+
+# Columns of `RolloutScratch.seconds`:
+TIME_S = 0  # the least that the step can be
+SUM_S = 1  # sum of the finishes of the ops run
+
 SEEN = 64
 """Ops to come of which it is found when they could start, at most."""
 JOIN_SHARE, LINK_PRICE, GAP_PRICE = 0.75, 0.25, 0.125
@@ -51,6 +62,8 @@ class RolloutScratch(NamedTuple):
     unit: IntArray  # (FAR,) units that were placed
     start_before: FloatArray  # (n_ops,) start of the ops of the next visits, before
     finish_before: FloatArray  # (n_ops,) finish of the ops of the next visits, before
+    counts: IntArray  # (5,) columns N_UNITS ... LAST_RUN
+    seconds: FloatArray  # (2,) columns TIME_S and SUM_S
     log: SendLog  # slots of the timeline that were filled
 
 
@@ -68,6 +81,8 @@ def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScra
         unit=np.zeros(FAR, dtype=np.int64),
         start_before=np.zeros(n_ops),
         finish_before=np.zeros(n_ops),
+        counts=np.zeros(5, dtype=np.int64),
+        seconds=np.zeros(2),
         log=SendLog(slot=np.zeros(2 * n_reads, dtype=np.int32), n=np.zeros(1, dtype=np.int64)),
     )
 
@@ -76,129 +91,170 @@ def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScra
 def simulate_rollouts(m, p, episode, ahead):
     """Simulates a truncated rollout from every candidate device for the op at hand.
 
+    The far horizon is recorded when all later ops of decided units ran too, such as the backward ops of
+    modules. To the path's horizon, ops that only updates wait for are left out, such as those that make
+    gradients of weights: they can give way to others, which the rule does not know of. If there are such ops,
+    the path is recorded in a rollout of its own.
+
     Args:
-        episode: `Episode`, incremental; changed and restored.
-        ahead: `RolloutScratch`; `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch.
+        episode: incremental; written and restored.
+        ahead: `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch; written.
     """
+    far = FAR if len(episode.visits) <= LONG else FAR_OF_LONG
+    horizons, n_visits = (NEAR, far // 2, far), len(episode.visits) - episode.state[POSITION]
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
-        is_needed = True
-        for first in (0, PATH):
-            if is_needed:
-                copy(episode.load, ahead.load)
-                copy(episode.updates_s, ahead.updates_s)
-                copy(episode.waiting_s, ahead.waiting_s)
-                n_units, n_seen, is_needed = simulate_ahead(m, p, episode, device, first, ahead)
-                restore_episode(m, episode, ahead, n_units, n_seen)
+        begin_rollout(m, p, episode, device, ahead)
+        has_gradients = False
+        for row in range(len(HORIZONS)):
+            is_met = decide_next(m, p, episode, horizons[row], False, ahead)
+            has_gradients |= is_met and row <= PATH_ROW
+            if row == FAR_ROW:
+                while ahead.counts[N_TO_RUN] and ahead.counts[N_SEEN] < n_visits:
+                    visit_ahead(m, p, episode, ahead)
+            if row != PATH_ROW or not has_gradients:
+                record_horizon(m, p, episode, row, device, ahead)
+        restore_episode(m, episode, ahead)
+        if has_gradients:
+            begin_rollout(m, p, episode, device, ahead)
+            decide_next(m, p, episode, far // 2, True, ahead)
+            record_horizon(m, p, episode, PATH_ROW, device, ahead)
+            restore_episode(m, episode, ahead)
 
 
 @kernel(inline=True)
-def simulate_ahead(m, p, episode, first_device, first, ahead):
-    """Places the unit at hand on a device and the units after it by the rule.
-
-    A rollout visits ops until it would decide more units than the far horizon. That is looked at when all
-    later ops of decided units ran too, such as the backward ops of modules. To the path's horizon, ops that
-    only updates wait for are left out, such as those that make gradients of weights: they can give way to
-    others, which the rule does not know of. If there are such ops, another rollout is needed.
+def begin_rollout(m, p, episode, device, ahead):
+    """Begins a rollout: decides that the unit at hand goes to a device.
 
     Args:
-        episode: `Episode`; `device_of` and the timeline are written.
-        first_device: index of the candidate, int.
-        first: index of the first horizon to record: 0 for all of them, `PATH` for that alone.
-        ahead: `RolloutScratch` with an empty log; written: the column `first_device` of the results, and
-            what `restore_episode` needs.
+        episode, ahead: written.
+    """
+    copy(episode.load, ahead.load)
+    copy(episode.updates_s, ahead.updates_s)
+    copy(episode.waiting_s, ahead.waiting_s)
+    ahead.counts[:] = 0
+    ahead.counts[N_TO_RUN], ahead.counts[LAST_RUN] = episode.state[N_WAITING], -1
+    ahead.seconds[TIME_S], ahead.seconds[SUM_S] = episode.time_s[0], 0.0
+    decide_ahead(m, p, episode, episode.visits[episode.state[POSITION]], device, ahead)
+
+
+@kernel(inline=True)
+def decide_ahead(m, p, episode, op, device, ahead):
+    """Decides that the unit of an op goes to a device.
+
+    Args:
+        episode: `device_of` is written.
+        ahead: written.
+    """
+    unit = m.unit_of[op]
+    for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
+        member = m.unit_item[k]
+        episode.device_of[member] = device
+        ahead.counts[N_TO_RUN] += m.is_compute[member]
+        ahead.updates_s[device] += p.op_seconds[member, device] * (1 - m.is_compute[member])
+    ahead.load[device] += m.footprint_bytes[unit]
+    ahead.unit[ahead.counts[N_UNITS]] = unit
+    ahead.counts[N_UNITS] += 1
+
+
+@kernel(inline=True)
+def decide_next(m, p, episode, n_units, leaves_out, ahead):
+    """Visits ops and decides their units by the rule, until the next op would be of one unit too many.
+
+    Args:
+        episode: `device_of` and the timeline are written.
+        n_units: number of units to decide, int.
+        leaves_out: whether ops that only updates wait for stay undecided, bool.
+        ahead: written.
 
     Returns:
-        Numbers of units placed and of visits looked at, and whether the path needs another rollout.
+        Whether there were undecided ops that only updates wait for, bool.
     """
-    visits, device_of, timeline = episode.visits, episode.device_of, episode.timeline
-    position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]
-    n_units, n_run, at, level, meets = 0, 0, 0, first, False
-    far = FAR if len(visits) <= LONG else FAR_OF_LONG
-    horizons, stop = (NEAR, far // 2, far), PATH + 1 if first == PATH else len(HORIZONS)
-    n_waiting, last_run = episode.state[N_WAITING], -1
-    time_s, sum_s = episode.time_s[0], 0.0
-    while at < n_visits and (level < stop or (n_waiting and first < PATH)):
-        op = visits[position + at]
-        ahead.start_before[at] = timeline.start[op]
-        ahead.finish_before[at] = timeline.finish[op]
-        gives_way = at > 0 and m.waits[op] and device_of[op] < 0
-        meets |= gives_way and level <= PATH
-        if device_of[op] < 0 and level < stop and not (gives_way and first == PATH):
-            device = first_device if at == 0 else soonest_use(m, p, episode, op, ahead)
-            unit = m.unit_of[op]
-            for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
-                member = m.unit_item[k]
-                device_of[member] = device
-                n_waiting += m.is_compute[member]
-                ahead.updates_s[device] += p.op_seconds[member, device] * (1 - m.is_compute[member])
-            ahead.load[device] += m.footprint_bytes[unit]
-            ahead.unit[n_units] = unit
-            n_units += 1
-        if device_of[op] >= 0:
-            ready = inputs_ready(p, device_of, timeline, timeline.free, op, device_of[op], True, ahead.log)
-            finish = run_op(p, timeline, op, device_of[op], ready)
-            end = updated_s(m, p, timeline, device_of, ahead.waiting_s, op, device_of[op], finish)
-            queue_gradient(m, p, device_of, ahead.waiting_s, op)
-            time_s = max(time_s, end, finish + m.tail_s[op])
-            sum_s += finish
-            last_run, n_run, n_waiting = op, n_run + 1, n_waiting - 1
-        at += 1
-        decides_next = at < n_visits and device_of[visits[position + at]] < 0
-        while level < stop and decides_next and n_units >= horizons[level]:
-            if first == PATH or level < PATH or (level == PATH and not meets):  # else recorded later
-                ahead.time_s[level, first_device] = least_step_s(m, p, episode, last_run, time_s)
-                ahead.finish_s[level, first_device] = sum_s / n_run
-                ahead.drained_s[level, first_device] = drained(p, timeline, ahead.updates_s)
-            level += 1
-    for last in range(level if first == PATH else min(level, stop - 1), stop):
-        ahead.time_s[last, first_device] = least_step_s(m, p, episode, last_run, time_s)
-        ahead.finish_s[last, first_device] = sum_s / n_run
-        ahead.drained_s[last, first_device] = drained(p, timeline, ahead.updates_s)
-    return n_units, at, meets
+    position, is_met = episode.state[POSITION], False
+    while position + ahead.counts[N_SEEN] < len(episode.visits):
+        op = episode.visits[position + ahead.counts[N_SEEN]]
+        if episode.device_of[op] < 0:
+            if ahead.counts[N_UNITS] >= n_units:
+                break
+            is_met |= m.waits[op] == 1
+            if not (leaves_out and m.waits[op]):
+                decide_ahead(m, p, episode, op, soonest_use(m, p, episode, op, ahead), ahead)
+        visit_ahead(m, p, episode, ahead)
+    return is_met
+
+
+@kernel(inline=True)
+def visit_ahead(m, p, episode, ahead):
+    """Visits the next op, and runs it if it is decided.
+
+    Args:
+        episode: the timeline is written.
+        ahead: written.
+    """
+    device_of, timeline, n_seen = episode.device_of, episode.timeline, ahead.counts[N_SEEN]
+    op = episode.visits[episode.state[POSITION] + n_seen]
+    ahead.start_before[n_seen], ahead.finish_before[n_seen] = timeline.start[op], timeline.finish[op]
+    ahead.counts[N_SEEN] += 1
+    if device_of[op] >= 0:
+        ready = inputs_ready(p, device_of, timeline, timeline.free, op, device_of[op], True, ahead.log)
+        finish = run_op(p, timeline, op, device_of[op], ready)
+        end = updated_s(m, p, timeline, device_of, ahead.waiting_s, op, device_of[op], finish)
+        queue_gradient(m, p, device_of, ahead.waiting_s, op)
+        ahead.seconds[TIME_S] = max(ahead.seconds[TIME_S], end, finish + m.tail_s[op])
+        ahead.seconds[SUM_S] += finish
+        ahead.counts[LAST_RUN] = op
+        ahead.counts[N_RUN] += 1
+        ahead.counts[N_TO_RUN] -= 1
+
+
+@kernel(inline=True)
+def record_horizon(m, p, episode, row, device, ahead):
+    """Records what the rollout from a device is at a horizon.
+
+    Args:
+        row: row of the horizon in the results, int.
+        ahead: `time_s`, `finish_s` and `drained_s` are written.
+    """
+    counts, seconds = ahead.counts, ahead.seconds
+    ahead.time_s[row, device] = least_step_s(m, p, episode, counts[LAST_RUN], seconds[TIME_S])
+    ahead.finish_s[row, device] = seconds[SUM_S] / counts[N_RUN]
+    ahead.drained_s[row, device] = drained(p, episode.timeline, ahead.updates_s)
 
 
 @kernel
 def least_step_s(m, p, episode, last, time_s):
-    """Finds the least that the step can be by when each op to come could start.
+    """Returns the least that the step can be by when each op to come could start, in seconds.
 
     An op can start where it comes soonest: its device is free, and what it reads of placed ops is there, sent
     behind all that links carry so far. So a link or device that is blocked for it is seen long before it is.
-    Only those ops count that would lengthen the step if they started when all devices are free.
+    Only those ops count that would lengthen the step if they started when all devices are free, and none if
+    the visits are not in program order.
 
     Args:
-        episode: `Episode`; if its visits are not in program order, no op to come counts.
         last: index of the op visited last, int.
         time_s: the least that the step can be by the visited ops, seconds.
-
-    Returns:
-        Seconds, at least `time_s`.
     """
     state, longest_s, free_s = episode.state, time_s, 0.0
     for device in range(len(p.memory)):
         free_s = max(free_s, episode.timeline.free[device])
-    at, n_seen = state[TO_COME], 0
-    while n_seen < SEEN and at < len(m.by_end_s) and free_s + m.end_s[m.by_end_s[at]] > time_s:
-        op = m.by_end_s[at]
+    rank, n_seen = state[TO_COME], 0
+    while n_seen < SEEN and rank < len(m.by_end_s) and free_s + m.end_s[m.by_end_s[rank]] > time_s:
+        op = m.by_end_s[rank]
         if op > last:
             n_seen += 1
             longest_s = max(longest_s, earliest_s(p, episode, op, longest_s - m.end_s[op]) + m.end_s[op])
-        elif at == state[TO_COME] and op < episode.visits[state[POSITION]]:
+        elif rank == state[TO_COME] and op < episode.visits[state[POSITION]]:
             state[TO_COME] += 1
-        at += 1
+        rank += 1
     return longest_s
 
 
 @kernel
 def earliest_s(p, episode, op, enough_s):
-    """Finds when an op to come could start on the device where it comes soonest.
+    """Returns when an op to come could start on the device where it comes soonest, in seconds.
 
     Args:
-        p: `ProblemArrays`. episode: `Episode`. op: index, int.
-        enough_s: time, seconds, up to which no earlier one is looked for.
-
-    Returns:
-        Seconds.
+        enough_s: time up to which no earlier one is looked for, seconds.
     """
     timeline, device_of, earliest = episode.timeline, episode.device_of, np.inf
     for device in range(len(p.memory)):
@@ -214,11 +270,7 @@ def earliest_s(p, episode, op, enough_s):
 
 @kernel(inline=True)
 def drained(p, timeline, updates_s):
-    """Returns when the last device would have run the updates placed on it, in seconds.
-
-    Args:
-        p: `ProblemArrays`. timeline: `Timeline`. updates_s: as in `Episode`.
-    """
+    """Returns when the last device would have run the updates placed on it, in seconds."""
     until = 0.0
     for device in range(len(p.memory)):
         until = max(until, timeline.free[device] + updates_s[device])
@@ -227,15 +279,10 @@ def drained(p, timeline, updates_s):
 
 @kernel(inline=True)
 def soonest_use(m, p, episode, op, ahead):
-    """Finds where what an op makes is of use soonest, among the devices of its inputs, that of its update or
-    of what is read beside its output, and the one free soonest; without memory if no device has enough.
+    """Returns the device on which what an op makes is of use soonest.
 
-    Args:
-        op: index, int.
-        ahead: `RolloutScratch`; `load` is read.
-
-    Returns:
-        Device index.
+    Candidates are the devices of its inputs, that of its update or of what is read beside its output, and the
+    one free soonest. If no device has enough memory, it does not count.
     """
     timeline, device_of = episode.timeline, episode.device_of
     footprint, n_devices = m.footprint_bytes[m.unit_of[op]], len(p.memory)
@@ -265,18 +312,11 @@ def soonest_use(m, p, episode, op, ahead):
 
 @kernel
 def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
-    """Estimates when what an op makes is of use: the update that it goes to has ended, or else a mean of its
-    finish and of when it is in one place with what is read beside it; plus prices of the copies, each alone,
-    and of the time that the device waits for them, in which it runs nothing else.
+    """Estimates when what an op makes is of use, in seconds, with prices.
 
-    Args:
-        timeline: `Timeline` in which all placed producers have finished.
-        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
-        waiting_s: as in `Episode`.
-        op, device: indices, int.
-
-    Returns:
-        Seconds.
+    That is when the update that it goes to has ended, or else a mean of its finish and of when it is in one
+    place with what is read beside it. Added are prices of the copies, each alone, and of the time that the
+    device waits for them, in which it runs nothing else.
     """
     n_devices, ready, copies_s = len(p.memory), 0.0, 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
@@ -298,28 +338,20 @@ def estimate_use(m, p, timeline, device_of, waiting_s, op, device):
     join, beside = finish, m.beside[op]
     where = device_of[p.producer[beside]] if beside >= 0 else -1
     if where >= 0:
-        there, own_s, other_s = timeline.finish[p.producer[beside]], 0.0, 0.0
+        there, output_s, beside_s = timeline.finish[p.producer[beside]], 0.0, 0.0
         if where != device and p.size[m.joined[op]] <= p.size[beside]:
-            own_s = transfer_seconds(p, p.size[m.joined[op]], device, where)
+            output_s = transfer_seconds(p, p.size[m.joined[op]], device, where)
         elif where != device:
-            other_s = transfer_seconds(p, p.size[beside], where, device)
-        join = max(finish + own_s, there + other_s)
-        copies_s += own_s + other_s
+            beside_s = transfer_seconds(p, p.size[beside], where, device)
+        join = max(finish + output_s, there + beside_s)
+        copies_s += output_s + beside_s
     use_s = (1.0 - JOIN_SHARE) * finish + JOIN_SHARE * join
     return use_s + LINK_PRICE * copies_s + GAP_PRICE * gap_s
 
 
 @kernel
 def there_s(p, timeline, tensor, source, device):
-    """Finds when a tensor is on a device, sent behind all that its link carries so far if it was not yet.
-
-    Args:
-        tensor: index, int.
-        source, device: where it is made and where it is to be, indices, int.
-
-    Returns:
-        Seconds.
-    """
+    """Returns when a tensor is on a device, in seconds; one not sent yet goes behind all that links carry."""
     made = timeline.finish[p.producer[tensor]]
     if source == device:
         return made
@@ -331,22 +363,20 @@ def there_s(p, timeline, tensor, source, device):
 
 
 @kernel(inline=True)
-def restore_episode(m, episode, ahead, n_units, n_seen):
-    """Takes back what `simulate_ahead` did to an episode.
+def restore_episode(m, episode, ahead):
+    """Takes back what a rollout did to an episode.
 
     Args:
-        episode: `Episode`; `device_of` and the timeline are restored.
-        ahead: `RolloutScratch`; its log is emptied.
-        n_units, n_seen: numbers of units placed and of visits looked at, int.
+        episode: `device_of` and the timeline are restored.
+        ahead: its log is emptied.
     """
     timeline, position = episode.timeline, episode.state[POSITION]
     rollback(timeline, ahead.log, 0)
-    for k in range(n_units):
+    for k in range(ahead.counts[N_UNITS]):
         unit = ahead.unit[k]
         for member in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
             episode.device_of[m.unit_item[member]] = -1
-    for at in range(n_seen):
-        op = episode.visits[position + at]
-        timeline.start[op] = ahead.start_before[at]
-        timeline.finish[op] = ahead.finish_before[at]
+    for k in range(ahead.counts[N_SEEN]):
+        op = episode.visits[position + k]
+        timeline.start[op], timeline.finish[op] = ahead.start_before[k], ahead.finish_before[k]
     copy(ahead.free[: len(timeline.free)], timeline.free)

@@ -27,8 +27,8 @@ class DeviceTask:
     """The device program that a device runs from now on.
 
     Attributes:
-        inputs: how and where each input of the model lies in the shared memory, by index.
-        seed: of random numbers.
+        inputs: layout and place of each input of the model in the shared memory, by index.
+        seed: seed of random numbers.
         transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
         state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
         modules: names of Python modules that may define operators of the device program.

@@ -58,19 +58,21 @@ def efficient_attention_backward(grad: Tensor, *saved: Any, scale: Any = None) -
     seed, on_gpu, dropout_p, wanted, *is_causal = saved[6:]
     if dropout_p and bool(on_gpu) != grad.is_cuda:
         raise InputError("attention with dropout is on a processor and its gradient on a GPU, or the reverse")
-    leaves: list[Any] = [each if each is None else each.detach().requires_grad_() for each in saved[:4]]
+    leaves: list[Any] = [
+        tensor if tensor is None else tensor.detach().requires_grad_() for tensor in saved[:4]
+    ]
     with torch.enable_grad():
         output = _attend(leaves, dropout_p, any(is_causal), scale, seed)
-    found = torch.autograd.grad(output, leaves[: 3 + wanted[3]], grad)
-    return [*map(_heads_inside, found), *[None] * (4 - len(found))]
+    gradients = torch.autograd.grad(output, leaves[: 3 + wanted[3]], grad)
+    return [*map(_heads_inside, gradients), *[None] * (4 - len(gradients))]
 
 
-def rms_norm_backward(*given: Any) -> Any:
+def rms_norm_backward(*arguments: Any) -> Any:
     """Computes `aten._fused_rms_norm_backward`."""
     from torch._decomp import get_decompositions
 
     op = torch.ops.aten._fused_rms_norm_backward.default
-    return get_decompositions([op])[op](*given)
+    return get_decompositions([op])[op](*arguments)
 
 
 def _attend(

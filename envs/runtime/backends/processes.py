@@ -117,7 +117,7 @@ class DeviceProcesses:
             self._processes.append(WorkerProcess(host, self._timeout_s, inherits=True))
 
     def _answers(self) -> list[Any]:
-        found: dict[int, Any] = {}
+        value_of: dict[int, Any] = {}
         waiting = dict(zip(self._processes, self._members, strict=True))
         while waiting:
             for process, answer in answers_of(waiting):
@@ -127,8 +127,8 @@ class DeviceProcesses:
                     raise DeviceLostError(f"device {names}: {answer.reason}")
                 if answer.failure:
                     raise ExecutionError(f"device {names}: {answer.failure}")
-                found.update(zip(members, answer.value, strict=True))
-        return [found[index] for index in range(self.n_devices)]
+                value_of.update(zip(members, answer.value, strict=True))
+        return [value_of[index] for index in range(self.n_devices)]
 
 
 def members_of(names: Sequence[str]) -> list[tuple[int, ...]]:
@@ -203,7 +203,7 @@ def time_transfers(n_bytes: int, repeats: int, processes: DeviceProcesses) -> li
     Args:
         n_bytes: a multiple of 4.
         repeats: number of round trips, after one that is not timed.
-        processes: of at least two devices.
+        processes: processes of at least two devices.
 
     Returns:
         Seconds of one transfer, (repeats,).
@@ -217,10 +217,10 @@ def time_transfers(n_bytes: int, repeats: int, processes: DeviceProcesses) -> li
     ]
     offsets, size = offsets_of([spec, spec])
     processes.memory.grow(size)
-    tasks = [_task(device, each, offsets, size, spec) for device, each in enumerate(programs)]
+    tasks = [_task(device, timed, offsets, size, spec) for device, timed in enumerate(programs)]
     processes.ask([("load", task) for task in tasks])
     records: list[StepRecord] = processes.tell("steps", repeats + 1, False)[0]
-    return [(each.end_s - each.start_s) / 2 for each in records[1:]]
+    return [(timed.end_s - timed.start_s) / 2 for timed in records[1:]]
 
 
 def _task(

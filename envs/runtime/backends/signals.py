@@ -74,7 +74,7 @@ class Barrier:
     """A barrier of several processes: each waits until all have come.
 
     Args:
-        inboxes: of all processes, for the barrier alone.
+        inboxes: inboxes of all processes, for the barrier alone.
     """
 
     def __init__(self, index: int, inboxes: Sequence[Inbox]) -> None:

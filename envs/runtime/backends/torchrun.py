@@ -83,13 +83,13 @@ class TorchrunDevices:
     def _exchange(self, value: Any) -> list[Any]:
         answers: list[Any] = []
         for rank in range(self.n_devices):
-            own = rank == self.rank
-            content = encode(value) if own else b""
+            is_ours = rank == self.rank
+            content = encode(value) if is_ours else b""
             size = torch.tensor([len(content)])
             dist.broadcast(size, rank)
-            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if own else _bytes(int(size))
+            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if is_ours else _bytes(int(size))
             dist.broadcast(raw, rank)
-            answers.append(value if own else decode(raw.numpy().tobytes()))
+            answers.append(value if is_ours else decode(raw.numpy().tobytes()))
         return answers
 
 

@@ -109,8 +109,8 @@ class SharedMemoryTransport:
 
     Args:
         memory: with room for every transfer of a step.
-        offsets: of each transfer by its index, in bytes.
-        inboxes: of the devices, which count the tensors sent.
+        offsets: offsets of each transfer by its index, in bytes.
+        inboxes: inboxes of the devices, which count the tensors sent.
     """
 
     def __init__(self, memory: SharedMemory, offsets: Sequence[int], inboxes: Sequence[Inbox]) -> None:

@@ -64,7 +64,7 @@ class StepRecord:
     """The report of one device on one step.
 
     Attributes:
-        outputs: of the step, by index.
+        outputs: outputs of the step, by index.
         start_s, end_s: on the clock that all processes of a machine share.
         spans: start and end of each instruction and of the updates, if they were asked for.
     """

@@ -23,23 +23,23 @@ def program_order(programs: Sequence[DeviceProgram]) -> list[tuple[int, int]]:
     """
     keys = [_keys(program) for program in programs]
     inside = {program.device for program in programs}
-    at, sent = [0] * len(programs), set[int]()
+    position, sent = [0] * len(programs), set[int]()
     order: list[tuple[int, int]] = []
 
     def ready(index: int) -> bool:
-        if at[index] == len(keys[index]):
+        if position[index] == len(keys[index]):
             return False
-        each = programs[index].instructions[at[index]]
-        is_inside = isinstance(each, Receive) and each.transfer.source in inside
-        return not is_inside or each.transfer.index in sent  # type: ignore[union-attr]
+        instruction = programs[index].instructions[position[index]]
+        is_inside = isinstance(instruction, Receive) and instruction.transfer.source in inside
+        return not is_inside or instruction.transfer.index in sent  # type: ignore[union-attr]
 
-    for _ in range(sum(len(each) for each in keys)):
-        index = min(filter(ready, range(len(programs))), key=lambda index: keys[index][at[index]])
-        order.append((index, at[index]))
-        instruction = programs[index].instructions[at[index]]
+    for _ in range(sum(len(of_device) for of_device in keys)):
+        index = min(filter(ready, range(len(programs))), key=lambda index: keys[index][position[index]])
+        order.append((index, position[index]))
+        instruction = programs[index].instructions[position[index]]
         if isinstance(instruction, Send):
             sent.add(instruction.transfer.index)
-        at[index] += 1
+        position[index] += 1
     return order
 
 
@@ -50,12 +50,14 @@ def _keys(program: DeviceProgram) -> list[float]:
     """
     keys: list[float] = [math.inf] * len(program.instructions)
     following = math.inf
-    for at, each in reversed(list(enumerate(program.instructions))):
-        if isinstance(each, Call) and each.op >= 0:
-            following = each.op
-        keys[at] = following
+    for index, instruction in reversed(list(enumerate(program.instructions))):
+        if isinstance(instruction, Call) and instruction.op >= 0:
+            following = instruction.op
+        keys[index] = following
     last = -1.0
-    for at, each in enumerate(program.instructions):
-        follows = isinstance(each, Send) or (isinstance(each, Call) and each.function == "getitem")
-        last = keys[at] = last if follows else max(last, keys[at])
+    for index, instruction in enumerate(program.instructions):
+        follows = isinstance(instruction, Send) or (
+            isinstance(instruction, Call) and instruction.function == "getitem"
+        )
+        last = keys[index] = last if follows else max(last, keys[index])
     return keys

@@ -48,8 +48,8 @@ class StreamHost:
     """Handles the commands to all CUDA devices, the same command to each.
 
     Args:
-        cores, memory, inboxes, barrier: as of a `DeviceHost`.
-        names: of the devices, such as `cuda:0`, by device index.
+        cores, memory, inboxes, barrier: arguments of `DeviceHost`.
+        names: names of the devices, such as `cuda:0`, by device index.
     """
 
     cores: tuple[int, ...]
@@ -136,8 +136,8 @@ class StreamHost:
         values = []
         for part in self._parts:
             self.cuda.use(part.lane.compute)
-            for given, place in part.inputs:
-                given.copy_(place, non_blocking=True)
+            for tensor, place in part.inputs:
+                tensor.copy_(place, non_blocking=True)
             values.append(part.interpreter.begin())
         for index, instruction in self._order:
             part = self._parts[index]
@@ -185,7 +185,10 @@ def bound_to(program: DeviceProgram, device: torch.device) -> DeviceProgram:
 
     Calls name the device, where they named the CPU, and functions that only the CPU has are replaced.
     """
-    instructions = [_bound(each, device) if isinstance(each, Call) else each for each in program.instructions]
+    instructions = [
+        _bound(instruction, device) if isinstance(instruction, Call) else instruction
+        for instruction in program.instructions
+    ]
     return replace(program, instructions=tuple(instructions))
 
 

@@ -54,7 +54,7 @@ class Lane:
     Attributes:
         compute: runs all calls and updates of the device, and owns what they make.
         copy: copies what the device sends, and owns what it receives.
-        leaving: what is on its way to other processes: an event, and what to signal after it.
+        leaving: sends on their way to other processes: an event, and what to signal after it.
     """
 
     cuda: Cuda
@@ -82,7 +82,7 @@ class StreamTransport:
     what it copies, and the receiver's compute stream for the copy.
 
     Args:
-        lanes: of all devices of this process, by device index.
+        lanes: lanes of all devices of this process, by device index.
         device: index of the device that sends and receives here.
         arriving: tensors that were sent between devices of this process, each with the event that ends its
             copy, by transfer; shared by their transports.
@@ -134,7 +134,7 @@ class StreamTransport:
         """Tells other processes what has been copied into shared memory.
 
         Args:
-            wait: whether to wait for all that is on its way.
+            wait: true to wait for all that is on its way.
         """
         for lane in lanes:
             while lane.leaving and (wait or lane.leaving[0][0].query()):
@@ -158,7 +158,7 @@ def _copied(tensor: Tensor, spec: TensorSpec, target: Lane, by: Any) -> tuple[Te
     target.cuda.use(target.copy)
     parts = _parts(tensor)
     specs = [TensorSpec.of(part) for part in parts] if spec.sparse else [spec]
-    made = [room(each, target.device) for each in specs]
+    made = [room(room_spec, target.device) for room_spec in specs]
     if by is not target.copy:
         by.wait_event(target.mark(target.copy))
         target.cuda.use(by)

@@ -129,16 +129,14 @@ def _request(config: EvaluationConfig, instances: Sequence[Instance]) -> Request
         PipelineError: what `Request.wanted` raises.
     """
     first_of = {instance.pipeline: instance.name for instance in reversed(instances)}
-    if config.pipeline or not first_of:
+    if config.pipeline or first_of.keys() <= {None}:
         return Request.of(config)
     if len(first_of) > 1:
         one, other, *_ = first_of.values()
         raise EvaluationError(f"'{one}' and '{other}' have different objectives; evaluate them one by one")
-    (pipeline,) = first_of
-    if pipeline is None:
-        return Request.of(config)
-    microbatches = config.microbatches or pipeline.microbatches
-    return Request.of(config, pipeline=pipeline.schedule, microbatches=microbatches)
+    (shared,) = filter(None, first_of)
+    microbatches = config.microbatches or shared.microbatches
+    return Request.of(config, pipeline=shared.schedule, microbatches=microbatches)
 
 
 def _chosen(

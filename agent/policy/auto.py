@@ -14,7 +14,6 @@ from agent.placers.heuristics.single import single
 from agent.placers.search.annealing import PLANNING, anneal_from_leaders
 from agent.placers.search.refine import SAMPLES, score_starts
 from agent.placers.search.rollout import draw_rollouts, expected_rollout_s
-from agent.placers.search.windows import decide_windows
 from agent.policy.placers import learned, policy_greedy
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
         score_starts(search, rng)
         if search.left:
             search.run_alone(partial(draw_rollouts, n_drawn=SAMPLES), rng)
-    decide_windows(search, rng)
     anneal_from_leaders(search, rng)
 
 

@@ -19,15 +19,8 @@ from envs.placement.observation.candidates import CandidateScratch, new_candidat
 from envs.placement.observation.observe import new_observation
 from envs.placement.packing import PackedProblems, pack_problems
 from envs.placement.reward import Reward, simulated, timed_step
-from envs.placement.state import N_DECISIONS, POSITION, MdpRules, begin_empty, new_episodes, place_all
-from envs.placement.transition import (
-    FITS,
-    INFEASIBLE,
-    INFEASIBLE_PENALTY,
-    follow_placement,
-    new_step_result,
-    step_episodes,
-)
+from envs.placement.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
+from envs.placement.transition import FITS, INFEASIBLE, INFEASIBLE_PENALTY, new_step_result, step_episodes
 from envs.placement.walk import VisitOrders
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.orders import ORDERS
@@ -268,23 +261,6 @@ class EpisodeBatch:
         of_batch = (self._order_of, self._result.outcome, self._result.done)
         for rows in (*arrays, *state.timeline, *self.observation, *of_batch):
             rows[target] = rows[source]
-
-    def n_visits(self, episode: int) -> int:
-        """Returns how many visits an episode makes."""
-        return int(self._episodes.n_visits[episode])
-
-    def follow(self, episode: int, device_of: IntArray, until: int) -> int:
-        """Decides in one episode as a placement does, up to a visit or to its end, and observes there.
-
-        Args:
-            device_of: device of each op, int (n_ops,).
-            until: number of the visit.
-
-        Returns:
-            The number of the visit that is next; it is later where units have several ops.
-        """
-        self._loop(follow_placement, episode, self._scratches[0], device_of[None], (until,))
-        return int(self._episodes.state[episode, POSITION])
 
     def time_s(self) -> NDArray[np.float64]:
         """Returns the step time of what each episode has placed so far, in seconds, (n,)."""

@@ -71,27 +71,6 @@ def step_episodes(packed, episodes, scratch, rules, first, actions, observation,
         advance(packed, episodes, scratch, rules, e, actions[e - first], observation, result)
 
 
-@kernel(entry=True)
-def follow_placement(packed, episodes, scratch, rules, first, devices_of, observation, result, until):
-    """Decides in some episodes that construct as placements do, up to a visit, and observes there.
-
-    Args:
-        packed, episodes, scratch, rules, first, observation, result: as of `step_episodes`.
-        devices_of: device of each op for each of the episodes, int64 (n, n_ops).
-        until: number of the visit, int.
-    """
-    for row in range(len(devices_of)):
-        e = first + row
-        i = episodes.problem[e]
-        p, m = problem_at(packed, i), mdp_arrays_at(packed, i)
-        episode = episode_at(episodes, p, e)
-        done = False
-        while not done and episode.state[POSITION] < until:
-            done = construct(m, p, episode, devices_of[row, episode.visits[episode.state[POSITION]]])
-        if not done:
-            advance(packed, episodes, scratch, rules, e, -1, observation, result)
-
-
 @kernel
 def advance(packed, episodes, scratch, rules, e, action, observation, result):
     """Takes one decision in one episode.

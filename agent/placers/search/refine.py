@@ -7,7 +7,6 @@ import numpy as np
 from agent.placers.base import PLACERS, SearchState, placer
 from agent.placers.search.annealing import PLANNING, STARTS, anneal_from_leaders
 from agent.placers.search.rollout import draw_rollouts
-from agent.placers.search.windows import decide_windows
 
 START_SHARE = 0.6
 """Share of a budget of seconds that heuristics may take together. Tuned on large graphs that no test uses."""
@@ -38,7 +37,6 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
         draw_rollouts(search, rng, 0)
     if search.left and BATCH_COST * (search.progress - before) < MAX_DRAWING_SHARE:
         draw_rollouts(search, rng, SAMPLES)
-    decide_windows(search, rng)
     anneal_from_leaders(search, rng)
 
 

@@ -51,8 +51,8 @@ def _main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(words))
     out = options.pop("out", None)
-    given = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
-    run = RunFlags.from_json(given, "command line")
+    of_run = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
+    run = RunFlags.from_json(of_run, "command line")
     config = EvaluationConfig.from_json(options, "command line")
     if run.fit:
         with interruptible():
@@ -75,24 +75,24 @@ def _main(words: Sequence[str]) -> int:
             if left_out:
                 count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
                 print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
-            found = _compare(spec, out, run, f"{COMMAND} {shlex.join(words)}")
+            result = _compare(spec, out, run, f"{COMMAND} {shlex.join(words)}")
             if run.trace or config.model is not None:
-                print_lines(write_handovers(found.answers, found.trials, trace=run.trace))
+                print_lines(write_handovers(result.answers, result.trials, trace=run.trace))
             without: Sequence[str] = ()
             if run.export:
-                lines, without = write_exports(found.answers, found.trials, run.export, run.export_layers)
+                lines, without = write_exports(result.answers, result.trials, run.export, run.export_layers)
                 print_lines(lines)
             if measuring:
-                _measure(measuring, run, found, out)
+                _measure(measuring, run, result, out)
     except KeyboardInterrupt:
         print(
             f"{NAME}: interrupted; run the same command again to resume in {printable(str(out))}",
             file=sys.stderr,
         )
         return 1
-    if without and not found.failures:
+    if without and not result.failures:
         raise EvaluationError(f"no placement could be exported to {', '.join(without)}")
-    return 1 if found.failures else 0
+    return 1 if result.failures else 0
 
 
 def _fit(config: EvaluationConfig) -> MemoryAnswer:
@@ -144,58 +144,58 @@ def _check_before_capture(
     return MeasuringSession
 
 
-def _measure(measuring: MeasuringSession, run: RunFlags, found: EvaluationResult, out: Path) -> None:
+def _measure(measuring: MeasuringSession, run: RunFlags, result: EvaluationResult, out: Path) -> None:
     """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
 
     if run.measured:
         with progress_bars() as report:
-            rows = measuring.best(found.answers, found.trials, run.measured, report, adapts=run.adapt)
+            rows = measuring.best(result.answers, result.trials, run.measured, report, adapts=run.adapt)
         print_lines(measured_lines(rows))
         if run.adapt:
             print(f"placements of the shortest measured steps: {out / 'adapted'}")
     if run.fidelity:
         with progress_bars() as report:
-            fidelity = measuring.fidelity(found.answers.spec, run.fidelity, report)
+            fidelity = measuring.fidelity(result.answers.spec, run.fidelity, report)
         print_lines(fidelity_lines(fidelity))
 
 
 def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> EvaluationResult:
     """Makes the trials, the tables and the report."""
     with progress_bars() as report:
-        found = evaluate(
+        result = evaluate(
             spec,
             out,
             jobs=run.jobs,
             trial_timeout_s=run.trial_timeout,
             make_trials=_trial_maker(run.engine),
             report=partial(report, "trials"),
-            write_partial=lambda found: _write_report(out, found, command),
+            write_partial=lambda result: _write_report(out, result, command),
         )
-    print_tables(summarise(found.trials), len(found.failures), spec.uncalibrated)
+    print_tables(summarise(result.trials), len(result.failures), spec.uncalibrated)
     explained = any(graph.family == MODEL for graph in spec.graphs)  # with the placements
-    advice = "" if explained else printable(advice_of(found.trials, found.answers))
-    lines = found.answers.host_line(found.trials), advice, learned_line(found.trials)
+    advice = "" if explained else printable(advice_of(result.trials, result.answers))
+    lines = result.answers.host_line(result.trials), advice, learned_line(result.trials)
     if any(lines):
         print_lines(list(filter(None, lines)))
     if len(spec.graphs) >= MANY_GRAPHS:
         print(f"writing a report of {len(spec.graphs):,} graphs ...", file=sys.stderr)
-    _write_report(out, found, command)
+    _write_report(out, result, command)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
-    return found
+    return result
 
 
-def _write_report(out: Path, found: EvaluationResult, command: str) -> None:
+def _write_report(out: Path, result: EvaluationResult, command: str) -> None:
     """Writes `report.html`, of all trials or of those that are made so far."""
     from agent.evaluation.report.page import write_report
 
     write_report(
         out / "report.html",
-        found.trials,
+        result.trials,
         command,
-        answers=found.answers,
-        n_failed=len(found.failures),
-        n_trials=len(found.answers.spec.tasks()),
+        answers=result.answers,
+        n_failed=len(result.failures),
+        n_trials=len(result.answers.spec.tasks()),
     )
 
 

@@ -47,8 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def engine_settings(options: dict[str, Any]) -> EngineConfig:
     """Takes out of a command line what runs trials or workers."""
-    given = {name: options.pop(name) for name in field_types(EngineConfig) if name in options}
-    return EngineConfig.from_json(given, "command line")
+    settings = {name: options.pop(name) for name in field_types(EngineConfig) if name in options}
+    return EngineConfig.from_json(settings, "command line")
 
 
 def study_settings(options: dict[str, Any]) -> StudyConfig | None:
@@ -57,14 +57,14 @@ def study_settings(options: dict[str, Any]) -> StudyConfig | None:
     Raises:
         ConfigError: settings of a study without such a context.
     """
-    given = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
+    settings = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
     if options.get("context") in STUDIES:
         if options["resume"]:
             raise ConfigError("leave out --resume; to resume a study, run the command that started it again")
-        return StudyConfig.from_json(given, "command line")
-    if given:
+        return StudyConfig.from_json(settings, "command line")
+    if settings:
         raise ConfigError(
-            f"--{next(iter(given)).replace('_', '-')} is for --context search, ablation or grid"
+            f"--{next(iter(settings)).replace('_', '-')} is for --context search, ablation or grid"
         )
     return None
 
@@ -75,35 +75,35 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
     Raises:
         InputError: settings that do not fit together, or a run that exists or does not.
     """
-    given = {key: value for key, value in options.items() if key not in ("config", "resume")}
+    flags = {key: value for key, value in options.items() if key not in ("config", "resume")}
     if not options["resume"]:
         base = None if options["config"] is None else runs.config_from_file(Path(options["config"]))
         if base is not None:
-            _check_code_is_named(options["config"], base, given)
-        config = TrainConfig.from_json(given, "command line", base)
+            _check_code_is_named(options["config"], base, flags)
+        config = TrainConfig.from_json(flags, "command line", base)
         if config.context not in STUDIES:
             return config, runs.check_is_new(config.name)
-        if "context" not in given:
+        if "context" not in flags:
             raise ConfigError(
                 f"context is {config.context} in a file; give --context {config.context} as a flag"
             )
         return config, run_folder(config.name)
-    fixed = [key for key in given if key not in (*EXTENDABLE, *CODE)] + (
+    fixed = [key for key in flags if key not in (*EXTENDABLE, *CODE)] + (
         ["config"] if options["config"] is not None else []
     )
     if fixed:
         raise ConfigError(f"--resume uses the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
-    _check_code_is_named(run_folder(given["name"]) / runs.CONFIG, started, given)
-    folder, config = run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
+    _check_code_is_named(run_folder(flags["name"]) / runs.CONFIG, started, flags)
+    folder, config = run_folder(flags["name"]), TrainConfig.from_json(flags, "command line", started)
     if changed := [key for key in CODE if getattr(config, key) != getattr(started, key)]:
         raise ConfigError(f"--resume uses the settings of the run, which has another --{changed[0]}")
-    return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in given)), folder
+    return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in flags)), folder
 
 
-def _check_code_is_named(file: Path | str, config: TrainConfig, given: Mapping[str, Any]) -> None:
+def _check_code_is_named(file: Path | str, config: TrainConfig, settings: Mapping[str, Any]) -> None:
     """Checks that code named in a file of settings is named on the command line too, as it will be run."""
-    if flags := code_flags(config, [key for key in CODE if key not in given]):
+    if flags := code_flags(config, [key for key in CODE if key not in settings]):
         raise ConfigError(f"{file}: names code to run; if you trust it, add{flags}")
 
 

@@ -113,7 +113,7 @@ class Answers:
         best: dict[Where, dict[Path, Trial]] = defaultdict(dict)
         for trial in filter(lambda trial: trial.is_placement, trials):
             there, path = best[trial.graph, trial.cluster], placement_path(self.folder, trial)
-            there[path] = min(there.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
+            there[path] = min(there.get(path, trial), trial, key=lambda one: (one.rank, one.seed))
         for where, there in best.items():
             objective = self._objective(where)
             yield from (self._answer(trial, objective) for trial in there.values())
@@ -147,7 +147,7 @@ class Answers:
         for trial in trials:
             if trial.feasible and trial.is_placement:
                 where = trial.graph, trial.cluster
-                shortest[where] = min(trial, shortest.get(where, trial), key=lambda each: each.step_time_s)
+                shortest[where] = min(trial, shortest.get(where, trial), key=lambda one: one.step_time_s)
         lines = [line for trial in shortest.values() if (line := self._host_line(trial))]
         if len(shortest) == 1 or not lines:
             return "".join(lines)

@@ -169,12 +169,12 @@ def _truth(value: object, where: str) -> bool:
 
 
 def _improvements(value: object, where: str) -> tuple[Improvement, ...]:
-    found = tuple(_improvement(item, where) for item in json_fields.array(value, where))
-    for before, after in pairwise(found):
+    improvements = tuple(_improvement(item, where) for item in json_fields.array(value, where))
+    for before, after in pairwise(improvements):
         is_later = before.evaluations <= after.evaluations and before.seconds <= after.seconds
         if not is_later or before.step_time_s <= after.step_time_s:
             raise FileFormatError(f"{where}: are out of order; each must be later and faster than the last")
-    return found
+    return improvements
 
 
 def _improvement(value: object, where: str) -> Improvement:

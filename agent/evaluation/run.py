@@ -79,22 +79,24 @@ def evaluate(
         answers.tell_damage(journal.trials.values())
         rank = {key: index for index, key in enumerate(tasks)}
 
-        def found() -> EvaluationResult:
+        def result_so_far() -> EvaluationResult:
             trials = [journal.trials[key] for key in tasks if key in journal.trials]
             failed = sorted(failures, key=lambda failure: rank[failure.key])
             return EvaluationResult(with_greatest_bounds(trials), failed, answers)
 
-        refreshers = [Refresher(lambda: _write_tables(folder, found()), every_s=TABLES_EVERY_S)]
+        refreshers = [Refresher(lambda: _write_tables(folder, result_so_far()), every_s=TABLES_EVERY_S)]
         if write_partial is not None:
             refreshers.append(
-                Refresher(lambda: write_partial(found()), every_s=REPORT_EVERY_S, first_s=REPORT_EVERY_S)
+                Refresher(
+                    lambda: write_partial(result_so_far()), every_s=REPORT_EVERY_S, first_s=REPORT_EVERY_S
+                )
             )
         missing = [task for key, task in tasks.items() if key not in journal.trials]
-        kept = len(tasks) - len(missing)
+        n_before = len(tasks) - len(missing)
         try:
-            report(kept, len(tasks))
+            report(n_before, len(tasks))
             with closing(make_trials(spec, missing, jobs=jobs, timeout_s=trial_timeout_s)) as outcomes:
-                for done, (_, outcome) in enumerate(outcomes, kept + 1):
+                for done, (_, outcome) in enumerate(outcomes, n_before + 1):
                     if isinstance(outcome, Failure):
                         failures.append(outcome)
                         log_details(folder, outcome)
@@ -109,18 +111,18 @@ def evaluate(
         except KeyboardInterrupt:
             if write_partial is not None and journal.trials:
                 print_notice("interrupted; writing a report of what is there, or none if interrupted again")
-                write_partial(found())
+                write_partial(result_so_far())
             raise
         finally:
-            result = found()
+            result = result_so_far()
             _write_tables(folder, result)
     return result
 
 
-def _write_tables(folder: Path, found: EvaluationResult) -> None:
-    write_results(folder / "results.csv", found.trials)
-    write_summary(folder / "summary.csv", summarise(found.trials))
-    write_failures(folder, found.failures)
+def _write_tables(folder: Path, result: EvaluationResult) -> None:
+    write_results(folder / "results.csv", result.trials)
+    write_summary(folder / "summary.csv", summarise(result.trials))
+    write_failures(folder, result.failures)
 
 
 def open_folder(folder: Path, spec: EvaluationSpec) -> None:

@@ -177,9 +177,9 @@ def _check(spec: EvaluationSpec) -> None:
     _check_names("order", spec.orders)
     _check_names("cluster", [cluster.name for cluster in spec.clusters])
     _check_names("graph", [graph.name for graph in spec.graphs])
-    given = {name for _, _, name in spec.given}
-    _check_names("placement", given)
-    for name in given:
+    files = {name for _, _, name in spec.given}
+    _check_names("placement", files)
+    for name in files:
         if name in row_names(kind):
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:

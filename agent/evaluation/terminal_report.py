@@ -137,21 +137,23 @@ def text_table(
         expendable: headings of the columns that may be left out, the first one first.
     """
     empty = [name for name in expendable if all(row[headings.index(name)] == NOTHING for row in rows)]
-    kept = [name for name in headings if name not in empty]
+    shown = [name for name in headings if name not in empty]
     left_out: list[str] = []
     waiting = [name for name in expendable if name not in empty]
-    while width is not None and waiting and _width(headings, rows, kept) > width:
+    while width is not None and waiting and _width(headings, rows, shown) > width:
         left_out.append(waiting.pop(0))
-        kept.remove(left_out[-1])
-    cells = [[row[headings.index(name)] for name in kept] for row in rows]
-    fits = width is None or _width(headings, rows, kept) <= width
-    lines = (_side_by_side if fits else _stacked)([kept, *cells])
-    return TextTable(tuple(lines), tuple(kept), tuple(left_out))
+        shown.remove(left_out[-1])
+    cells = [[row[headings.index(name)] for name in shown] for row in rows]
+    fits = width is None or _width(headings, rows, shown) <= width
+    lines = (_side_by_side if fits else _stacked)([shown, *cells])
+    return TextTable(tuple(lines), tuple(shown), tuple(left_out))
 
 
-def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[str]) -> int:
-    columns = [headings.index(name) for name in kept]
-    return sum(max(len(row[at]) for row in (headings, *rows)) for at in columns) + len(GAP) * (len(kept) - 1)
+def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], names: Sequence[str]) -> int:
+    columns = [headings.index(name) for name in names]
+    return sum(max(len(row[column]) for row in (headings, *rows)) for column in columns) + len(GAP) * (
+        len(names) - 1
+    )
 
 
 def _side_by_side(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -48,19 +48,19 @@ class Worker:
         self._load(task)
         if task.placer == DATA_PARALLEL:
             return self._data_parallel(task), None
-        found = self._place(task)
+        result = self._place(task)
         trial = self._trial(
             task,
-            found.step_time.total_s,
-            found.feasible,
-            found.evaluations,
-            wall_s=found.wall_s,
-            cpu_s=found.cpu_s,
-            improvements=found.improvements,
-            lower_bound_s=max(self._bound_s, found.lower_bound_s),
-            bubble_share=getattr(found.step_time, "bubble_share", 0.0),
+            result.step_time.total_s,
+            result.feasible,
+            result.evaluations,
+            wall_s=result.wall_s,
+            cpu_s=result.cpu_s,
+            improvements=result.improvements,
+            lower_bound_s=max(self._bound_s, result.lower_bound_s),
+            bubble_share=getattr(result.step_time, "bubble_share", 0.0),
         )
-        return trial, PlacedStep(found.placement, found.step_time)
+        return trial, PlacedStep(result.placement, result.step_time)
 
     def _load(self, task: Task) -> None:
         if (task.graph, task.cluster) == self._at:
@@ -73,24 +73,24 @@ class Worker:
         self._at = (task.graph, task.cluster)
 
     def _place(self, task: Task) -> PlacementResult:
-        given = self.spec.given.get(self.spec.key(task)[:3])
-        if given is not None:
-            return self._runner.score(self._objective, given)
+        placement = self.spec.given.get(self.spec.key(task)[:3])
+        if placement is not None:
+            return self._runner.score(self._objective, placement)
         placer = make_placer(task.placer, self.spec.policy, task.order, self._objective.kind)
         return self._runner.place(placer, self._objective, self.spec.budget, order=task.order, seed=task.seed)
 
     def _data_parallel(self, task: Task) -> Trial:
         began, cpu_began = running_s(), running_cpu_s()
-        found = self._objective.data_parallel()
+        step = self._objective.data_parallel()
         wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
-        step_s, evaluations = found.seconds_per_batch, found.evaluations
-        return self._trial(task, step_s, found.fits, evaluations, wall_s=wall_s, cpu_s=cpu_s)
+        step_s, evaluations = step.seconds_per_batch, step.evaluations
+        return self._trial(task, step_s, step.fits, evaluations, wall_s=wall_s, cpu_s=cpu_s)
 
     def _trial(
         self, task: Task, step_time_s: float, feasible: bool, evaluations: int, **others: Any
     ) -> Trial:
         problem = self._objective.problem
-        known: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "graph": problem.graph.name,
             "family": problem.graph.family,
             "cluster": problem.cluster.name,
@@ -106,7 +106,7 @@ class Worker:
             "seen": self.spec.seen.get(problem.graph.name, NOT_SEEN),
             "granularity": self.spec.granularity,
         }
-        return Trial(**known | self._objective.columns(step_time_s) | others)
+        return Trial(**columns | self._objective.columns(step_time_s) | others)
 
 
 def run_trials(

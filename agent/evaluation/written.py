@@ -24,10 +24,10 @@ def write_handovers(answers: Answers, trials: Sequence[Trial], *, trace: bool) -
     """
     lines: list[str] = []
     for _, group in groupby(answers.best(trials), key=lambda each: (each.trial.graph, each.trial.cluster)):
-        found = {answer: told for answer in group if (told := _hand_over(answer, trace=trace))}
-        if found:
-            best = min(found, key=lambda answer: answer.trial.rank)
-            lines += ["", f"{best.trial.graph} on {best.trial.cluster}, by {best.name}:", *found[best]]
+        lines_of = {answer: told for answer in group if (told := _hand_over(answer, trace=trace))}
+        if lines_of:
+            best = min(lines_of, key=lambda answer: answer.trial.rank)
+            lines += ["", f"{best.trial.graph} on {best.trial.cluster}, by {best.name}:", *lines_of[best]]
     return lines
 
 

@@ -238,12 +238,12 @@ def _sizes(
         more = tree_map(repeated, inputs)
         captured = capture_step(module, more, gpu=gpus_of([cluster], precision), **settings)
         graph = with_precision(captured.graph, precision) if precision else captured.graph
-        kept, updates = np.zeros((2, graph.n_ops)), captured.updates
+        resident, updates = np.zeros((2, graph.n_ops)), captured.updates
         for path in updates.rules:
             tensor = captured.step.state[path]
             sizes = updates.state_bytes(path, tensor), updates.master_bytes(tensor)
-            kept[:, captured.op_of_source[path]] = share * np.array(sizes)
-        return _Sizes(graph, kept, cluster, microbatches, factor * batch)
+            resident[:, captured.op_of_source[path]] = share * np.array(sizes)
+        return _Sizes(graph, resident, cluster, microbatches, factor * batch)
 
     steps = [captured_at(1)]
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pkgutil import resolve_name
 from types import NoneType
 from typing import TYPE_CHECKING, Any, overload
@@ -132,46 +133,33 @@ def place(
     ORDERS.check(checked(InputError, "order", order, str))
     chosen = cluster if isinstance(cluster, Cluster) else get_or_measure_cluster(os.fspath(cluster))
     chosen = with_host(chosen, checked(InputError, "host", host, str, NoneType))
-    _check_model(model, inputs, split)
-    if isinstance(model, OpGraph) and (master_weights or gradient_dtype):
-        raise InputError("master_weights and gradient_dtype: a graph keeps what it was captured with")
     request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
+    types = {"optimizer": optimizer, "master_weights": master_weights, "gradient_dtype": gradient_dtype}
+    settings = {
+        **types,
+        "training": training,
+        "loss": loss,
+        "name": name,
+        "gpu": gpus_of([chosen], precision),
+    }
+    step = _Step(model, inputs, request, chosen, settings)
+    step.check()
     kind = request.kind
     placer = placer or DEFAULT_PLACER[kind]
     if placer == DATA_PARALLEL:
         raise PlacerError(f"'{placer}' is no placement; use another placer and read plan.data_parallel")
     check_placers([placer], kind, names_of(kind))
-    if kind == STEP:
-        compile_ahead(compile_jobs([placer], [chosen]))
-    gpu = gpus_of([chosen], precision)
-    kept = {"optimizer": optimizer, "master_weights": master_weights, "gradient_dtype": gradient_dtype}
-    settings: Any = {**kept, "training": training, "loss": loss, "name": name, "gpu": gpu}
-
-    @cache
-    def captured_and_graph(count: int) -> tuple[CapturedStep | None, OpGraph]:
-        captured, graph = _graph(model, inputs, request, count, **settings)
-        return captured, request.prepared(graph, [chosen])
-
-    def find(objective: Objective, share: Budget) -> PlacementResult:
-        needs_policy = PLACERS_OF[kind][placer].is_learned
-        opened = open_policy(str(policy)) if needs_policy else None
-        if opened and (line := opened.card.about_orders([order])):
-            print_notice(line)
-        own = make_placer(placer, opened, order, kind)
-        return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
-
-    def graph_of(count: int) -> OpGraph:
-        return captured_and_graph(count)[1]
-
+    find = partial(_find, placer=placer, policy=str(policy), order=order, seed=seed)
     count, told = 1, dict[str, Any]()
     if kind == STEP:
-        objective = objective_of(graph_of(1), chosen)
+        compile_ahead(compile_jobs([placer], [chosen]))
+        objective = objective_of(step.graph(count), chosen)
         objective.check_feasible()
         tried = [find(objective, request.limits)]
     else:
         choice = resolve_name(CHOICE)
-        tried = choice.try_each(request, inputs, graph_of, chosen, find)
-        objective, count, told = choice.compared(request, tried, graph_of)
+        tried = choice.try_each(request, inputs, step.graph, chosen, find)
+        objective, count, told = choice.compared(request, tried, step.graph)
     best = tried[0]
     return PLANS[kind](
         objective=objective,
@@ -181,46 +169,90 @@ def place(
         lower_bound_s=bound_s(objective),
         evaluations=sum(result.evaluations for result in tried),
         wall_s=sum(result.wall_s for result in tried),
-        captured=captured_and_graph(count)[0],
+        captured=step.captured(count),
         batch_dim=batch_dim,
         **told,
     )
 
 
-def _check_model(model: Any, inputs: Any, split: int | str | None) -> None:
-    if isinstance(model, Problem):
-        raise InputError("model is a Problem; call place(problem.graph, cluster=problem.cluster)")
-    if isinstance(model, OpGraph):
-        if split is not None:
-            raise InputError("a graph is the step of one microbatch already; split cuts a module's inputs")
-        if inputs is not None:
-            raise InputError("inputs are a module's, and a graph has none; call place(graph, cluster=...)")
-        return
-    if inputs is None:
-        raise InputError("a module is placed with its example inputs; call place(module, inputs)")
-    from torch.utils._pytree import tree_leaves
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """The step to place: that of a graph, or of a module, captured once for each number of microbatches.
 
-    if isinstance(inputs, str) or any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(inputs)):
-        raise InputError("inputs are a string or hold NumPy arrays; use tensors, as torch.as_tensor(array)")
-
-
-def _graph(
-    model: nn.Module | OpGraph, inputs: Any, request: Request, count: int, **settings: Any
-) -> tuple[CapturedStep | None, OpGraph]:
-    """Captures a module on its inputs; returns a graph as it is.
-
-    Args:
-        count: of microbatches if the inputs are to be split; the first is captured.
+    Attributes:
+        settings: keyword arguments of `capture_step`.
     """
-    if isinstance(model, OpGraph):
-        return None, model
-    from graphs.capture import capture, structures
 
-    if request.split is not None:
-        cut = request.batch_dim, request.split_inputs
-        inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
-    captured = capture.capture_step(model, inputs, **settings)
-    return captured, captured.graph
+    model: nn.Module | OpGraph
+    inputs: Any
+    request: Request
+    cluster: Cluster
+    settings: Mapping[str, Any]
+    _made: dict[int, tuple[CapturedStep | None, OpGraph]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Checks that model, inputs and settings fit together, before anything is captured."""
+        if isinstance(self.model, Problem):
+            raise InputError("model is a Problem; call place(problem.graph, cluster=problem.cluster)")
+        if isinstance(self.model, OpGraph):
+            if self.request.split is not None:
+                raise InputError(
+                    "a graph is the step of one microbatch already; split cuts a module's inputs"
+                )
+            if self.inputs is not None:
+                raise InputError(
+                    "inputs are a module's, and a graph has none; call place(graph, cluster=...)"
+                )
+            if self.settings["master_weights"] or self.settings["gradient_dtype"]:
+                raise InputError("master_weights and gradient_dtype: a graph keeps what it was captured with")
+            return
+        if self.inputs is None:
+            raise InputError("a module is placed with its example inputs; call place(module, inputs)")
+        from torch.utils._pytree import tree_leaves
+
+        has_arrays = any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(self.inputs))
+        if isinstance(self.inputs, str) or has_arrays:
+            raise InputError(
+                "inputs are a string or hold NumPy arrays; use tensors, as torch.as_tensor(array)"
+            )
+
+    def captured(self, count: int) -> CapturedStep | None:
+        """Returns the captured step of the first of `count` microbatches; None of a graph."""
+        return self._of(count)[0]
+
+    def graph(self, count: int) -> OpGraph:
+        """Returns the graph of the first of `count` microbatches, as the request wants it."""
+        return self._of(count)[1]
+
+    def _of(self, count: int) -> tuple[CapturedStep | None, OpGraph]:
+        if count not in self._made:
+            captured, graph = self._read(count)
+            self._made[count] = captured, self.request.prepared(graph, [self.cluster])
+        return self._made[count]
+
+    def _read(self, count: int) -> tuple[CapturedStep | None, OpGraph]:
+        if isinstance(self.model, OpGraph):
+            return None, self.model
+        from graphs.capture import capture, structures
+
+        inputs = self.inputs
+        if self.request.split is not None:
+            cut = self.request.batch_dim, self.request.split_inputs
+            inputs = structures.split_batch(inputs, count, *cut, notify=print_notice)[0]
+        captured = capture.capture_step(self.model, inputs, **self.settings)
+        return captured, captured.graph
+
+
+def _find(
+    objective: Objective, budget: Budget, *, placer: str, policy: str, order: str, seed: int
+) -> PlacementResult:
+    """Makes an objective short by a placer, which takes the policy and the order if it is learned."""
+    is_learned = PLACERS_OF[objective.kind][placer].is_learned
+    opened = open_policy(policy) if is_learned else None
+    if opened and (line := opened.card.about_orders([order])):
+        print_notice(line)
+    made = make_placer(placer, opened, order, objective.kind)
+    return _runner().place(made, objective, budget, order=order if is_learned else "", seed=seed)
 
 
 @cache

@@ -164,23 +164,23 @@ class Plan:
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")
-        found: Devices
+        group: Devices
         if devices == TORCHRUN:
-            found = torchrun.TorchrunDevices(timeout_s)
+            group = torchrun.TorchrunDevices(timeout_s)
         else:
             names = processes.torch_devices(self.cluster) if devices is None else list(devices)
-            found = processes.DeviceProcesses(names, timeout_s)
+            group = processes.DeviceProcesses(names, timeout_s)
         try:
-            if found.n_devices != self.cluster.n_devices:
+            if group.n_devices != self.cluster.n_devices:
                 raise ExecutionError(
-                    f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
+                    f"{group.n_devices} devices for the {self.cluster.n_devices} of the cluster"
                 )
             settings: Any = {"seed": seed, "check_finite": check_finite, "check": check}
             return StepRunner(
-                self.captured, self.placement.device_of, module, found, options=options, **settings
+                self.captured, self.placement.device_of, module, group, options=options, **settings
             )
         except BaseException:
-            found.close()
+            group.close()
             raise
 
     @cached_property

@@ -35,23 +35,23 @@ def row_names(kind: str = STEP) -> tuple[str, ...]:
     return (*names_of(kind), DATA_PARALLEL)
 
 
-def check_placers(names: Iterable[str], kind: str = STEP, known: Sequence[str] = ()) -> None:
+def check_placers(names: Iterable[str], kind: str = STEP, choices: Sequence[str] = ()) -> None:
     """Checks that placers exist and place what is asked for, a pipeline or one batch at a time.
 
     Args:
-        known: names to choose from; by default all that an evaluation compares.
+        choices: names to choose from; by default all that an evaluation compares.
 
     Raises:
         PlacerError: a name is unknown, or a package that a placer needs is not installed.
     """
-    known = known or row_names(kind)
+    choices = choices or row_names(kind)
     for name in names:
-        use = f"use {', '.join(known)}"
-        if name not in known and name in row_names(PIPELINE):
+        use = f"use {', '.join(choices)}"
+        if name not in choices and name in row_names(PIPELINE):
             raise PlacerError(f"placer '{name}' is one of pipelines, and none is asked for; {use}")
-        if name not in known and name in row_names(STEP):
+        if name not in choices and name in row_names(STEP):
             raise PlacerError(f"placer '{name}' places one batch at a time, no pipelines; {use}")
-        if name not in known:
+        if name not in choices:
             raise PlacerError(f"unknown placer '{name}'; {use}")
         if name in PLACERS_OF[kind]:
             PLACERS_OF[kind][name].check_installed()
@@ -98,8 +98,8 @@ class Request:
     @classmethod
     def of(cls, settings: object, **others: Any) -> Request:
         """Makes the request of settings that have fields of the same names, but for others."""
-        known = {each.name: getattr(settings, each.name) for each in fields(cls)}
-        return cls(**known | others)
+        same = {item.name: getattr(settings, item.name) for item in fields(cls)}
+        return cls(**same | others)
 
     @cached_property
     def wanted(self) -> Pipeline | None:

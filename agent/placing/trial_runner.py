@@ -41,12 +41,12 @@ def make_placer(name: str, policy: StoredPolicy | None, order: str, kind: str = 
     Raises:
         PlacerError: an unknown name, or a learned placer without a policy.
     """
-    found = PLACERS_OF[kind][name]
-    if not found.is_learned:
-        return found
+    entry = PLACERS_OF[kind][name]
+    if not entry.is_learned:
+        return entry
     if policy is None:
         raise PlacerError(f"placer '{name}' needs a policy; open one")
-    return found.with_policy(policy.actor, order)
+    return entry.with_policy(policy.actor, order)
 
 
 def open_policy(path: str) -> StoredPolicy:
@@ -87,15 +87,15 @@ class TrialRunner:
         if objective.kind != STEP:
             return placer.place(objective, budget, np.random.default_rng([seed, crc32(name.encode())]))
         self._warm_up(placer, problem.cluster)
-        found = placer.place(
+        result = placer.place(
             objective, budget, np.random.default_rng([seed, crc32(f"{name}/{order}".encode())])
         )
         if placer.name == "single" or not len(problem.graph.unread):
-            return found
-        peak_bytes, device_of = found.step_time.peak_bytes, found.placement.device_of
+            return result
+        peak_bytes, device_of = result.step_time.peak_bytes, result.placement.device_of
         spread = Placement(spread_unread(problem.graph, problem.cluster, device_of, peak_bytes))
-        other = replace(found, placement=spread)
-        return other if other.feasible or not found.feasible else found
+        other = replace(result, placement=spread)
+        return other if other.feasible or not result.feasible else result
 
     def score(self, objective: Objective, placement: Placement) -> PlacementResult:
         """Time a given placement: one evaluation.
@@ -122,15 +122,19 @@ def compile_jobs(
     Args:
         others: call other kernels, on a cluster with ordinary times; by what they do.
     """
-    known = [PLACERS[name] for name in placers if name in PLACERS]
-    names = LOOPS if any(each.is_search for each in known) else ("heft", *(each.name for each in known), "")
+    entries = [PLACERS[name] for name in placers if name in PLACERS]
+    names = (
+        LOOPS
+        if any(entry.is_search for entry in entries)
+        else ("heft", *(entry.name for entry in entries), "")
+    )
     jobs: dict[str, Job] = {}
     for cluster in map(warm_up_cluster, clusters):
         arrays = Problem(warm_up_graph(), cluster).arrays
         rules = f"detailed: {arrays.detailed is not None}, slows: {arrays.slows is not None}"
         jobs |= {f"{name}; {rules}": partial(other, cluster) for name, other in others.items()}
         for name in names:
-            if name in LOOPS and (name != LOOPS[0] or any(each.is_learned for each in known)):
+            if name in LOOPS and (name != LOOPS[0] or any(entry.is_learned for entry in entries)):
                 jobs.setdefault(f"{name}; {rules}", partial(_place_once, name, cluster))
     return jobs
 

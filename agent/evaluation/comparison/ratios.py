@@ -20,10 +20,10 @@ Run = tuple[str, str]
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
     """Geometric mean of the values that are not None; None if there are none, 0 if one is 0."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
-    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else 0.0
+    return math.exp(fmean(map(math.log, numbers))) if min(numbers) > 0 else 0.0
 
 
 def ratio_to_bound(trial: Trial) -> float | None:
@@ -39,10 +39,10 @@ def ratio_to_single(trials: Iterable[Trial]) -> Interval | None:
 
 def by_run(trials: Iterable[Trial]) -> dict[Run, dict[Where, list[Trial]]]:
     """Trials by placer and order, then by graph and cluster."""
-    found: dict[Run, dict[Where, list[Trial]]] = defaultdict(lambda: defaultdict(list))
+    trials_of: dict[Run, dict[Where, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
-        found[trial.placer, trial.order][trial.graph, trial.cluster].append(trial)
-    return found
+        trials_of[trial.placer, trial.order][trial.graph, trial.cluster].append(trial)
+    return trials_of
 
 
 def log_time(trials: Sequence[Trial]) -> float | None:
@@ -52,10 +52,10 @@ def log_time(trials: Sequence[Trial]) -> float | None:
     return float(np.mean([np.log(trial.step_time_s) for trial in trials]))
 
 
-def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]) -> Interval | None:
+def compared(one: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]) -> Interval | None:
     """Step time over that of another placer on the graphs that both solved; None if there is none."""
     logs = []
-    for where, trials in own.items():
+    for where, trials in one.items():
         centre = log_time(other.get(where, ()))
         if centre is not None and log_time(trials) is not None:
             logs += [(trial, float(np.log(trial.step_time_s) - centre)) for trial in trials]
@@ -63,5 +63,5 @@ def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequenc
 
 
 def _interval(logs: Iterable[tuple[Trial, float]]) -> Interval | None:
-    found = [(trial.family, (trial.graph, trial.cluster), log) for trial, log in logs]
-    return nested_interval(found) if found else None
+    nested = [(trial.family, (trial.graph, trial.cluster), log) for trial, log in logs]
+    return nested_interval(nested) if nested else None

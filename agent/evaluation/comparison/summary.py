@@ -152,10 +152,10 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
         is_search = trial.placer in PLACERS and PLACERS[trial.placer].is_search
         if is_search and trial.feasible and trial.step_time_s > 0:
             beside = [_found_beside(search, trial) for search in searches[trial.graph, trial.cluster]]
-            known = [step_s for step_s in beside if step_s]
+            steps_s = [step_s for step_s in beside if step_s]
             if trial.placer == BASELINE:
                 ratios[trial.key] = 1.0
-            elif len(known) == len(beside) and (beside_s := geometric_mean(known)):
+            elif len(steps_s) == len(beside) and (beside_s := geometric_mean(steps_s)):
                 ratios[trial.key] = trial.step_time_s / beside_s
     return ratios
 
@@ -166,8 +166,8 @@ def _found_beside(search: Trial, trial: Trial) -> float | None:
     if not search.history or (own_s < LEAST_SHARE * seconds and search.wall_s < LEAST_SHARE * trial.wall_s):
         return None
     scale = own_s / search.wall_s if search.wall_s else 1.0
-    at = bisect_right(search.history, seconds, key=lambda improvement: improvement.seconds * scale)
-    return search.history[max(at - 1, 0)].step_time_s
+    end = bisect_right(search.history, seconds, key=lambda improvement: improvement.seconds * scale)
+    return search.history[max(end - 1, 0)].step_time_s
 
 
 def _processor_s(trial: Trial) -> float:

@@ -168,20 +168,20 @@ def varied_placements(problem: Problem, count: int) -> Iterator[tuple[str, IntAr
         What made a placement, and the device of each op, int (n_ops,). Fewer than `count` where there are no
         more.
     """
-    found = list(_distinct(_found(problem)))[:count]
-    yield from found
-    times = [simulate_problem(problem, device_of).total_s for _, device_of in found]
-    base = found[int(np.argmin(times))][1]
-    n_draws = DRAWS * (count - len(found))
+    placements = list(_distinct(_found(problem)))[:count]
+    yield from placements
+    times = [simulate_problem(problem, device_of).total_s for _, device_of in placements]
+    base = placements[int(np.argmin(times))][1]
+    n_draws = DRAWS * (count - len(placements))
     draws = _draws(problem, base, n_draws, np.random.default_rng(0))
-    pool = list(_distinct(draws, {device_of.tobytes() for _, device_of in found}))
-    yield from _spread(pool, problem, times, count - len(found))
+    pool = list(_distinct(draws, {device_of.tobytes() for _, device_of in placements}))
+    yield from _spread(pool, problem, times, count - len(placements))
 
 
 def _distinct(
-    placements: Iterable[tuple[str, IntArray]], known: Iterable[bytes] = ()
+    placements: Iterable[tuple[str, IntArray]], before: Iterable[bytes] = ()
 ) -> Iterator[tuple[str, IntArray]]:
-    seen = {*known}
+    seen = {*before}
     for source, device_of in placements:
         if device_of.tobytes() not in seen:
             seen.add(device_of.tobytes())
@@ -194,8 +194,8 @@ def _found(problem: Problem) -> Iterator[tuple[str, IntArray]]:
     runner = TrialRunner()
     for name in names_of(STEP, learned=False):
         if name not in STOPPED_BY_TIME:
-            found = runner.place(PLACERS[name], Objective(problem), Budget(BUDGET), order="", seed=0)
-            yield name, found.placement.device_of
+            result = runner.place(PLACERS[name], Objective(problem), Budget(BUDGET), order="", seed=0)
+            yield name, result.placement.device_of
 
 
 def _draws(

@@ -138,7 +138,7 @@ class MeasuringSession:
             timeout_s=self._timeout_s,
             report=lambda done, total: report("ops", done, total),
         )
-        others = (graph if each.name == self.name else each for each in spec.graphs)
+        others = (graph if one.name == self.name else one for one in spec.graphs)
         return replace(spec, graphs=tuple(others), whole={})  # whole batches are not timed
 
     def best(
@@ -154,13 +154,13 @@ class MeasuringSession:
         rows: list[MeasuredRow] = []
         graph = self._graph(answers.spec)
         for cluster in answers.spec.clusters:
-            found, tell = self._found(answers, cluster, trials), partial(report, f"steps on {cluster.name}")
-            single = [pair for pair in found if pair[0].placer == "single"]
+            placed, tell = self._found(answers, cluster, trials), partial(report, f"steps on {cluster.name}")
+            single = [pair for pair in placed if pair[0].placer == "single"]
             with self._measurements(cluster) as measurements:
-                if adapts and found:
+                if adapts and placed:
                     problem = answers.spec.objective(graph, cluster).problem
-                    found = adapted(problem, found, measurements, most, tell)
-                chosen = found[:most]
+                    placed = adapted(problem, placed, measurements, most, tell)
+                chosen = placed[:most]
                 chosen += [pair for pair in single if pair[0] not in [trial for trial, _ in chosen]]
                 measured = list(_measured_rows(chosen, measurements, tell))
             if adapts:
@@ -182,11 +182,11 @@ class MeasuringSession:
 
     def _found(self, answers: Answers, cluster: Cluster, trials: Sequence[Trial]) -> list[Placed]:
         """Lists the different placements of a cluster, the best first."""
-        own = [trial for trial in trials if (trial.graph, trial.cluster) == (self.name, cluster.name)]
-        found: dict[bytes, Placed] = {}
-        for answer in sorted(answers.best(own), key=lambda each: each.trial.rank):
-            found.setdefault(answer.device_of.tobytes(), (answer.trial, answer.device_of))
-        return list(found.values())
+        there = [trial for trial in trials if (trial.graph, trial.cluster) == (self.name, cluster.name)]
+        different: dict[bytes, Placed] = {}
+        for answer in sorted(answers.best(there), key=lambda best: best.trial.rank):
+            different.setdefault(answer.device_of.tobytes(), (answer.trial, answer.device_of))
+        return list(different.values())
 
     def _write_shortest(
         self, graph: OpGraph, cluster: Cluster, rows: Sequence[MeasuredRow], placed: Sequence[Placed]
@@ -211,7 +211,7 @@ class MeasuringSession:
 
 def adapted(
     problem: Problem,
-    found: Sequence[Placed],
+    placed: Sequence[Placed],
     measurements: StepTimeStore,
     n_measured: int,
     report: Callable[[int, int], None],
@@ -219,7 +219,7 @@ def adapted(
     """Measures the best placement, and others that are found with corrected costs.
 
     Args:
-        found: different placements of the trials, the best first.
+        placed: different placements of the trials, the best first.
         report: called with (measurements made, measurements in all) before each.
 
     Returns:
@@ -232,16 +232,17 @@ def adapted(
         report(next(made), n_measured)
         return measurements.measure(device_of).median_s
 
-    trials = {device_of.tobytes(): trial for trial, device_of in found}
-    starts = [device_of for trial, device_of in found if trial.feasible] or [found[0][1]]
+    trials = {device_of.tobytes(): trial for trial, device_of in placed}
+    starts = [device_of for trial, device_of in placed if trial.feasible] or [placed[0][1]]
     devices_of, _ = adapt(models_of(problem), starts, measure, n_measured, np.random.default_rng(0))
-    new = replace(found[0][0], placer="adapt", order="")
+    new = replace(placed[0][0], placer="adapt", order="")
     return [
         (
-            trials.get(each.tobytes()) or replace(new, seed=number, step_time_s=step_time_s(problem, each)),
-            each,
+            trials.get(devices.tobytes())
+            or replace(new, seed=number, step_time_s=step_time_s(problem, devices)),
+            devices,
         )
-        for number, each in enumerate(devices_of)
+        for number, devices in enumerate(devices_of)
     ]
 
 

@@ -42,21 +42,21 @@ def fidelity_lines(rows: Sequence[FidelityRow]) -> list[str]:
     lines: list[str] = []
     for cluster, group in groupby(rows, key=lambda row: row.cluster):
         of_cluster = list(group)
-        found = fidelity_of(of_cluster)
+        fidelity = fidelity_of(of_cluster)
         lines += ["", f"{of_cluster[0].graph} on {cluster}: simulated against measured"]
         failed = sum(row.measured_s is None for row in of_cluster)
         if failed:
             lines.append(f"{failed} of {len(of_cluster)} placements cannot be run; see fidelity.csv.")
-        if found is None:
+        if fidelity is None:
             lines.append("Too few placements could be run to compare.")
         else:
             lines += [
-                f"{found.n_placements} placements: error {found.median_error:.1%} median, "
-                f"{found.p90_error:.1%} 90th percentile;",
-                f"after one factor for all of them {found.scaled_error:.1%} median",
-                f"rank correlation {found.spearman:.3f} (Spearman), {found.kendall:.3f} (Kendall);",
-                f"two rounds of measurements have {found.retest:.3f} (Kendall)",
-                f"picking the simulator's best costs {found.regret:.1%}",
+                f"{fidelity.n_placements} placements: error {fidelity.median_error:.1%} median, "
+                f"{fidelity.p90_error:.1%} 90th percentile;",
+                f"after one factor for all of them {fidelity.scaled_error:.1%} median",
+                f"rank correlation {fidelity.spearman:.3f} (Spearman), {fidelity.kendall:.3f} (Kendall);",
+                f"two rounds of measurements have {fidelity.retest:.3f} (Kendall)",
+                f"picking the simulator's best costs {fidelity.regret:.1%}",
             ]
     return lines
 

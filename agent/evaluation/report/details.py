@@ -51,8 +51,8 @@ def pairs(trials: Sequence[Trial]) -> list[Pair]:
     for trial in trials:
         if trial.feasible and trial.is_placement and trial.step_time_s > 0:
             by_where.setdefault((trial.graph, trial.cluster), []).append(trial)
-    found = [_pair(each) for each in by_where.values() if len({(t.placer, t.order) for t in each}) > 1]
-    return sorted(found, key=lambda pair: -max(pair.ratio, 1 / pair.ratio))
+    several = [trials for trials in by_where.values() if len({(t.placer, t.order) for t in trials}) > 1]
+    return sorted(map(_pair, several), key=lambda pair: -max(pair.ratio, 1 / pair.ratio))
 
 
 def _pair(trials: Sequence[Trial]) -> Pair:

@@ -27,10 +27,10 @@ def as_svg(figure: Figure, label: str) -> Markup:
     Args:
         label: says what is shown, to those who cannot see it.
     """
-    svg = re.sub(r"#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0]), svg_of(figure))
+    svg = re.sub(r"#[0-9a-f]{6}", lambda match: VARIABLES.get(match[0], match[0]), svg_of(figure))
     named = Markup('role="img" aria-label="{}"').format(printable(label))
     sizes = r'<svg[^>]*?(viewBox="[^"]*")[^>]*>'
-    return Markup(re.sub(sizes, lambda found: f"<svg {found[1]} {named}>", svg, count=1))
+    return Markup(re.sub(sizes, lambda match: f"<svg {match[1]} {named}>", svg, count=1))
 
 
 N_POINTS = 60
@@ -50,7 +50,9 @@ def lines_of(trials: Iterable[Trial], of: str) -> dict[Run, Line]:
         of: 'evaluations' or 'seconds'.
     """
     runs = by_run(trial for trial in trials if trial.is_placement and trial.single_s > 0)
-    solved = {where for by_where in runs.values() for where, each in by_where.items() if _all_feasible(each)}
+    solved = {
+        where for by_where in runs.values() for where, of_where in by_where.items() if _all_feasible(of_where)
+    }
     lines = {}
     for run, by_where in runs.items():
         if solved and all(_all_feasible(by_where.get(where, ())) for where in solved):
@@ -67,8 +69,11 @@ def _line(trials: Sequence[Trial], of: str) -> Line:
     spent_of: Callable[[Trial], float] = (
         (lambda trial: float(trial.evaluations)) if of == "evaluations" else (lambda trial: trial.wall_s)
     )
-    at = of == "seconds"
-    paths = [np.array([(each[at], each.step_time_s) for each in trial.history]).T for trial in trials]
+    column = of == "seconds"
+    paths = [
+        np.array([(improvement[column], improvement.step_time_s) for improvement in trial.history]).T
+        for trial in trials
+    ]
     first = max(max(float(path[0, 0]) for path in paths), 1e-6)
     last = max(first, *(spent_of(trial) for trial in trials))
     spent = np.unique(np.geomspace(first, last, N_POINTS))

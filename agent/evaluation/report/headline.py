@@ -97,18 +97,18 @@ def _learned_line(runs: ByRun, ranked: Sequence[Run]) -> str:
     other = next((run for run in ranked if run[0] not in learned), None)
     sentences = []
     for is_hybrid, kind in ((False, "learned placer"), (True, "hybrid of a policy and search")):
-        own = next((r for r in ranked if learned.get(r[0]) == is_hybrid), None)
-        if own and other and (ratio := compared(runs[own], runs[other])):
+        best_learned = next((r for r in ranked if learned.get(r[0]) == is_hybrid), None)
+        if best_learned and other and (ratio := compared(runs[best_learned], runs[other])):
             best_other = f"{name_of(*other)}, the best placer that learned nothing"
-            difference = _difference(ratio, best_other, _solved(runs[own]))
-            sentences.append(f"{name_of(*own)}, the best {kind}, {difference}.")
+            difference = _difference(ratio, best_other, _solved(runs[best_learned]))
+            sentences.append(f"{name_of(*best_learned)}, the best {kind}, {difference}.")
     return " ".join(sentences)
 
 
 def _ranked(runs: ByRun) -> list[Run]:
     """Placers that solved most graphs, by step time on those that all of these did; ties as in the trials."""
     solved = {
-        run: {where: log for where, each in by_where.items() if (log := log_time(each)) is not None}
+        run: {where: log for where, trials in by_where.items() if (log := log_time(trials)) is not None}
         for run, by_where in runs.items()
         if run[0] != DATA_PARALLEL
     }
@@ -126,13 +126,13 @@ def _ranked(runs: ByRun) -> list[Run]:
 
 def _against_others(runs: ByRun, ranked: Sequence[Run], *, parallel_is_used: bool) -> Iterator[str]:
     """Compares the best placement with the next best, data parallelism and the lower bound, in sentences."""
-    own, best = runs[ranked[0]], name_of(*ranked[0])
-    solved = _solved(own)
+    winner, best = runs[ranked[0]], name_of(*ranked[0])
+    solved = _solved(winner)
     said, differences = _learned_line(runs, ranked), []
-    if not said and ranked[1:] and (next_best := compared(own, runs[ranked[1]])):
+    if not said and ranked[1:] and (next_best := compared(winner, runs[ranked[1]])):
         differences.append(_difference(next_best, f"{name_of(*ranked[1])}, the next best", solved))
     parallel = runs.get((DATA_PARALLEL, ""))
-    if parallel and not parallel_is_used and (against := compared(own, parallel)):
+    if parallel and not parallel_is_used and (against := compared(winner, parallel)):
         differences.append(_difference(against, "data parallelism per batch", solved))
     if differences:
         yield f"That placement {'; it '.join(differences)}."
@@ -143,8 +143,8 @@ def _against_others(runs: ByRun, ranked: Sequence[Run], *, parallel_is_used: boo
         yield f"By the lower bound, no placement {level if bound < 1 + LEAST else less}."
 
 
-def _solved(own: Mapping[Where, Sequence[Trial]]) -> list[Trial]:
-    return [trial for trials in own.values() for trial in trials if trial.feasible]
+def _solved(by_where: Mapping[Where, Sequence[Trial]]) -> list[Trial]:
+    return [trial for trials in by_where.values() for trial in trials if trial.feasible]
 
 
 def _difference(ratio: Interval, other: str, solved: Sequence[Trial]) -> str:

@@ -86,16 +86,16 @@ def main_tables(
         groups[case][trial.placer, trial.order].append(trial)
     tables = []
     for case, part in by_case(lines):
-        own = [trial for each in groups[case].values() for trial in each if trial.single_s]
-        bound = geometric_mean(trial.lower_bound_s / trial.single_s for trial in own)
+        over_single = [trial for trials in groups[case].values() for trial in trials if trial.single_s]
+        bound = geometric_mean(trial.lower_bound_s / trial.single_s for trial in over_single)
         widest = max([1.0, *(line.ratio_to_single or 0.0 for line in part)])
         cells = [
             _cells(line, ratio_to_single(groups[case][line.placer, line.order]), bound or 0.0, widest)
             for line in part
         ]
-        known = [at for at in range(len(HEADINGS)) if any(each[at] != "-" for each in cells)]
-        headings = [HEADINGS[at] for at in known]
-        rows = [[each[at] for at in known] for each in cells]
+        shown = [column for column in range(len(HEADINGS)) if any(row[column] != "-" for row in cells)]
+        headings = [HEADINGS[column] for column in shown]
+        rows = [[row[column] for column in shown] for row in cells]
         tables.append(Table(headings, rows, title(case, uncalibrated)))
     return render("tables.html", tables=tables)
 
@@ -117,7 +117,7 @@ def graph_table(trials: Sequence[Trial]) -> Markup:
     for trial in trials:
         of_runs = by_where.setdefault((trial.graph, trial.cluster), {})
         run = trial.placer, trial.order
-        of_runs[run] = min(of_runs.get(run, trial), trial, key=lambda each: (each.rank, each.seed))
+        of_runs[run] = min(of_runs.get(run, trial), trial, key=lambda one: (one.rank, one.seed))
     headings = ["graph", "cluster", "best", "ms", "to bound", *(name_of(*run) for run in runs)]
     rows: Rows = [
         [*where, *_winner(found.values()), *(_graph_cell(found.get(run), best) for run in runs)]
@@ -129,7 +129,7 @@ def graph_table(trials: Sequence[Trial]) -> Markup:
 
 def _winner(trials: Iterable[Trial]) -> tuple[str, str, str]:
     """The best placement of a graph: its placer, its step time and the ratio to the lower bound."""
-    winner = min((trial for trial in trials if trial.is_placement), key=lambda each: each.rank, default=None)
+    winner = min((trial for trial in trials if trial.is_placement), key=lambda one: one.rank, default=None)
     if winner is None or not winner.feasible:
         return "out of memory", "-", "-"
     name = name_of(winner.placer, winner.order)
@@ -151,7 +151,7 @@ def order_maps(trials: Sequence[Trial]) -> Markup:
         if trial.order:
             groups[trial.placer][trial.order, trial.family].append(trial.ratio_to_single)
     maps = [_order_map(placer, ratios) for placer, ratios in groups.items()]
-    return render("tables.html", tables=[each for each in maps if len(each.rows) > 1])
+    return render("tables.html", tables=[table for table in maps if len(table.rows) > 1])
 
 
 def _order_map(placer: str, ratios: Mapping[tuple[str, str], Iterable[float | None]]) -> Table:

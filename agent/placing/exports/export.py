@@ -164,15 +164,15 @@ class PlacedModules:
         Raises:
             ExportError: a module is in several places, or a place has modules apart.
         """
-        found = {path: np.unique(self.place_of[own]).tolist() for path, own in ops.items()}
-        for path, several in found.items():
+        places_of = {path: np.unique(self.place_of[of_module]).tolist() for path, of_module in ops.items()}
+        for path, several in places_of.items():
             if len(several) > 1:
                 names = " and ".join(map(self.place_name, several[:2]))
                 raise ExportError(
                     f"module '{shortened(path)}' is on {names}, and this target splits between layers; "
                     f"{BY_LAYER}"
                 )
-        places = {path: place for path, (place,) in found.items()}
+        places = {path: place for path, (place,) in places_of.items()}
         runs = [place for place, _ in groupby(places.values())]
         for place in runs:
             if runs.count(place) > 1:
@@ -199,8 +199,8 @@ class PlacedModules:
         """Names tensors that modules in several places hold."""
         names = set(self.problem.graph.op_names)
         for paths in self.problem.graph.tied:
-            at = {places[module] for path in paths for module in above(path) if module in places}
-            if paths[0] in names and len(at) > 1:
+            shared = {places[module] for path in paths for module in above(path) if module in places}
+            if paths[0] in names and len(shared) > 1:
                 yield f"one tensor in several places, which the target must tie: {', '.join(paths)}"
 
     def layer_list(self, target: str) -> list[str]:
@@ -209,18 +209,18 @@ class PlacedModules:
         Raises:
             ExportError: there are none or several.
         """
-        found = self.tree.lists(self.layers)
-        known, name_it = " and ".join(sorted(found)), "name a list: layers=, or --export-layers"
-        empty = [name for name, layers in found.items() if not layers]
-        if empty or not found:
+        lists = self.tree.lists(self.layers)
+        names, name_it = " and ".join(sorted(lists)), "name a list: layers=, or --export-layers"
+        empty = [name for name, layers in lists.items() if not layers]
+        if empty or not lists:
             kind = f"modules in '{shortened(empty[0])}'" if empty else "numbered modules that repeat"
             raise ExportError(
                 f"graph '{shortened(self.problem.graph.name)}' has no {kind}, so no layers to split; use the "
                 f"placement itself, or {name_it}"
             )
-        if not self.layers and len(found) > 1 and len(found := self.tree.of_language(found)) != 1:
-            raise ExportError(f"{target} splits one list of layers, and this model has {known}; {name_it}")
-        return [layer for layers in found.values() for layer in layers]
+        if not self.layers and len(lists) > 1 and len(lists := self.tree.of_language(lists)) != 1:
+            raise ExportError(f"{target} splits one list of layers, and this model has {names}; {name_it}")
+        return [layer for layers in lists.values() for layer in layers]
 
     def ranks(self, target: str, more: Sequence[str] = ()) -> tuple[PlacedModules, dict[int, list[str]]]:
         """The layers of each place, in the order of ranks; what is not in the list is on the first or last.
@@ -234,18 +234,18 @@ class PlacedModules:
         layers = self.tree.ops([*self.layer_list(target), *more])
         opened = {path for layer in layers for path in above(layer)} - layers.keys()
         modules = self.tree.modules(opened.__contains__)
-        placed, begin = self.whole(modules), min(own[0] for own in layers.values())
+        placed, begin = self.whole(modules), min(ops[0] for ops in layers.values())
         places = list((place_of := placed.places(layers)).values())
         others = self.tree.ops([path for path in modules if path not in layers])
-        first = placed.place_of[[own[0] for own in others.values() if own[0] < begin][:1]].tolist()
-        last = placed.place_of[[own[0] for own in others.values() if own[0] > begin][-1:]].tolist()
-        order = list(dict.fromkeys([*(each for each in first if each not in places), *places, *last]))
+        first = placed.place_of[[ops[0] for ops in others.values() if ops[0] < begin][:1]].tolist()
+        last = placed.place_of[[ops[0] for ops in others.values() if ops[0] > begin][-1:]].tolist()
+        order = list(dict.fromkeys([*(rank for rank in first if rank not in places), *places, *last]))
         order = placed.in_order(order)
-        ends = {path: order[-1 if own[0] > begin else 0] for path, own in others.items()}
-        if moved := [path for path, own in others.items() if (placed.place_of[own] != ends[path]).any()]:
+        ends = {path: order[-1 if ops[0] > begin else 0] for path, ops in others.items()}
+        if moved := [path for path, ops in others.items() if (placed.place_of[ops] != ends[path]).any()]:
             note = f"{target} runs on the first or last rank, unlike the placement: {', '.join(moved)}"
             placed = replace(placed, notes=(*placed.notes, note))
-        return placed, {each: [path for path, place in place_of.items() if place == each] for each in order}
+        return placed, {rank: [path for path, place in place_of.items() if place == rank] for rank in order}
 
     def in_order(self, places: list[int]) -> list[int]:
         """Lists places in the order of ranks."""

@@ -51,7 +51,7 @@ def llama_cpp_arguments(placed: PlacedModules) -> str:
     kinds = [device.kind for device in placed.problem.cluster.devices]
     is_cpu = [kind.startswith(CPU_KINDS) for kind in kinds]
     devices, on_cpu = _layer_devices(placed, is_cpu)
-    n_cpu = next((at for at, device in enumerate(devices) if not is_cpu[device]), len(devices))
+    n_cpu = next((number for number, device in enumerate(devices) if not is_cpu[device]), len(devices))
     gpus = devices[n_cpu:]
     order = list(dict.fromkeys(gpus))
     if any(is_cpu[device] for device in gpus):

@@ -44,10 +44,10 @@ def accelerate_map(placed: PlacedModules) -> str:
 
     If one device is faster than the map, a line on stderr says so, with the map of that device.
     """
-    found = project(placed.problem, placed.placement.device_of)
-    if found.advice:
-        print(f"{shortened(placed.problem.graph.name)}: {found}", file=sys.stderr)
-    return json.dumps(dict(found.devices), indent=2) + "\n"
+    device_map = project(placed.problem, placed.placement.device_of)
+    if device_map.advice:
+        print(f"{shortened(placed.problem.graph.name)}: {device_map}", file=sys.stderr)
+    return json.dumps(dict(device_map.devices), indent=2) + "\n"
 
 
 @export("megatron", ending=".megatron.txt", has_replicas=True)
@@ -62,7 +62,8 @@ def megatron_layout(placed: PlacedModules) -> str:
     """
     is_tied, predicted = _ends_are_tied(placed.tree), placed.tree.predicted()
     placed, ranks = placed.ranks("Megatron-LM", predicted)
-    n_devices, used = len(set(placed.devices(ranks))), [at for at, each in enumerate(ranks.values()) if each]
+    n_devices = len(set(placed.devices(ranks)))
+    used = [rank for rank, paths in enumerate(ranks.values()) if paths]
     cells = [_repeated("t", sum(path not in predicted for path in layers)) for layers in ranks.values()]
     cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
     layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"

@@ -129,8 +129,8 @@ def _map_of(graph: OpGraph, modules: ModuleDevices, keys: Keys) -> Iterator[tupl
     tensors = {graph.op_names[op] for op in sources if not graph.modules[op]}
     tensors.update(path for paths in graph.tied for path in paths if "." not in path)
     yield from ((path, keys.main) for path in sorted(tensors - modules.bare))
-    own = keys.devices.keys() & keys.split - {ROOT}
-    below = [path for path in modules.stateful if own & set(around(path))]
+    split = keys.devices.keys() & keys.split - {ROOT}
+    below = [path for path in modules.stateful if split & set(around(path))]
     for path in dict.fromkeys([*keys.devices, *below]):
         key = keys.key_of(path)
         if path != ROOT and (path == key or not keys.is_cpu[keys.devices[key]]):
@@ -182,12 +182,14 @@ class _Run:
         key = self.keys.key_of(path)
         came_from = frozenset(self._origins(op, path, key))
         if came_from <= {ROOT} and self.graph.tensor_bytes[self.graph.outputs.row(op)].sum() > SCALAR_BYTES:
-            known = (self.values.get(each) for each in around(path))
-            came_from = came_from.union(*next(filter(None, known), {"first": {ROOT}}).values())
+            values = (self.values.get(module) for module in around(path))
+            came_from = came_from.union(*next(filter(None, values), {"first": {ROOT}}).values())
         if len(self._devices(came_from)) > 1:
             came_from = self._settle(path, key, came_from)
-        for each in around(path) if came_from else ():
-            self.values.setdefault(each, {"first": came_from})["own" if each == path else "inner"] = came_from
+        for module in around(path) if came_from else ():
+            self.values.setdefault(module, {"first": came_from})["own" if module == path else "inner"] = (
+                came_from
+            )
         self.came_from[op] = came_from
         self.device_of[op] = next(iter(self._devices(came_from)), -1)
 
@@ -210,7 +212,7 @@ class _Run:
     def _owner(self, source: int, key: str) -> str:
         """Returns the module of the map that holds a tensor, which no hook moves to another module."""
         path = self.graph.modules[source]
-        owners = [self.keys.key_of(each) for each in self.paths.get(self.graph.op_names[source], [path])]
+        owners = [self.keys.key_of(called) for called in self.paths.get(self.graph.op_names[source], [path])]
         if key in owners:
             return key
         if self.keys.is_cpu[self.keys.devices[owners[0]]] and self.keys.main != self.keys.devices[owners[0]]:
@@ -243,5 +245,5 @@ class _Run:
         self.device_of[op] = self.keys.runs_on(key) if is_backward else self.keys.devices[key]
         if is_backward and key in self.keys.split:
             reads = self.device_of[self.graph.predecessors.row(op)]
-            found = [forward.get(path, -1), *reads.tolist(), self.keys.main]
-            self.device_of[op] = next(device for device in found if device >= 0)
+            sources = [forward.get(path, -1), *reads.tolist(), self.keys.main]
+            self.device_of[op] = next(device for device in sources if device >= 0)

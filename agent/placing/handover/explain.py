@@ -194,39 +194,37 @@ def _busiest_link(problem: Problem, device_of: IntArray) -> tuple[str, float]:
     return max(busy_s.items(), key=lambda item: item[1], default=("", 0.0))
 
 
-def explain_lines(found: Explanation) -> list[str]:
+def explain_lines(why: Explanation) -> list[str]:
     """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
-    total_s = found.total_s
+    total_s = why.total_s
     busy = ", ".join(
         f"{name} {seconds / total_s:.0%}" if total_s else f"{name} 0%"
-        for name, seconds in zip(found.device_names, found.busy_s, strict=True)
+        for name, seconds in zip(why.device_names, why.busy_s, strict=True)
     )
-    alone = (
-        "no device has the memory" if found.single_s is None else f"{found.single} {in_ms(found.single_s)}"
-    )
+    alone = "no device has the memory" if why.single_s is None else f"{why.single} {in_ms(why.single_s)}"
     return [
-        *host_lines(found.host),
-        *advice_line(found).splitlines(),
-        _reason(found),
+        *host_lines(why.host),
+        *advice_line(why).splitlines(),
+        _reason(why),
         f"step: {in_ms(total_s)}; devices busy: {busy}",
-        *([f"with ops issued at once: {in_ms(found.no_host_s)}"] if found.no_host_s < total_s else []),
-        f"with free copies: {in_ms(found.no_copies_s)}",
-        f"with the work spread evenly and no waiting: {in_ms(found.balanced_s)}",
-        f"the longest chain of ops, copies free: {in_ms(found.critical_path_s)}",
+        *([f"with ops issued at once: {in_ms(why.no_host_s)}"] if why.no_host_s < total_s else []),
+        f"with free copies: {in_ms(why.no_copies_s)}",
+        f"with the work spread evenly and no waiting: {in_ms(why.balanced_s)}",
+        f"the longest chain of ops, copies free: {in_ms(why.critical_path_s)}",
         f"one device: {alone}",
-        f"fullest memory: {found.fullest} {found.fullest_share:.0%}",
+        f"fullest memory: {why.fullest} {why.fullest_share:.0%}",
     ]
 
 
-def advice_line(found: Explanation) -> str:
+def advice_line(why: Explanation) -> str:
     """Says what to use: this placement, one device or data parallelism; wrapped at 80 characters.
 
     If the host bounds the step and is not counted, it is what to use as a CUDA graph.
     """
-    placement = "this placement", None if found.bottleneck == "memory" else found.total_s
-    single, batch_s = (f"one device, {found.single}", found.single_s), found.data_parallel.seconds_per_batch
-    text = as_graph(found.host) + advice_text(found.advice, placement, single, batch_s, CAUSES[found.cause])
-    text += f"; {found.changes}" if found.advice == "data parallel" else ""
+    placement = "this placement", None if why.bottleneck == "memory" else why.total_s
+    single, batch_s = (f"one device, {why.single}", why.single_s), why.data_parallel.seconds_per_batch
+    text = as_graph(why.host) + advice_text(why.advice, placement, single, batch_s, CAUSES[why.cause])
+    text += f"; {why.changes}" if why.advice == "data parallel" else ""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -321,18 +319,18 @@ CAUSES = {
 """Clause on each cause."""
 
 
-def _reason(found: Explanation) -> str:
+def _reason(why: Explanation) -> str:
     """Returns the line of the cause."""
-    busiest, of_step = int(np.argmax(found.busy_s)), f"of {in_ms(found.total_s)}"
-    device, busy = found.device_names[busiest], f"{in_ms(found.busy_s[busiest])} {of_step}"
-    chain = f"a chain of ops takes {in_ms(found.critical_path_s)} on its devices"
-    copies = f"{found.link} is busy for {in_ms(found.link_busy_s)} {of_step}"
+    busiest, of_step = int(np.argmax(why.busy_s)), f"of {in_ms(why.total_s)}"
+    device, busy = why.device_names[busiest], f"{in_ms(why.busy_s[busiest])} {of_step}"
+    chain = f"a chain of ops takes {in_ms(why.critical_path_s)} on its devices"
+    copies = f"{why.link} is busy for {in_ms(why.link_busy_s)} {of_step}"
     return {
-        "memory": f"memory bounds it: {found.fullest} would need {found.fullest_share:.0%} of what it has",
-        "host": f"the host bounds it: issued at once, as by a CUDA graph, it takes {in_ms(found.no_host_s)}",
+        "memory": f"memory bounds it: {why.fullest} would need {why.fullest_share:.0%} of what it has",
+        "host": f"the host bounds it: issued at once, as by a CUDA graph, it takes {in_ms(why.no_host_s)}",
         "link": f"copies bound it: {copies}",
         "waiting": f"waiting for copies bounds it: {copies}",
         "load": f"load bounds it: {device} computes for {busy}",
         "dependencies": f"dependencies bound it: {chain}",
-        "compute": f"compute bounds it: all work, spread evenly, takes {in_ms(found.balanced_s)}",
-    }[found.cause]
+        "compute": f"compute bounds it: all work, spread evenly, takes {in_ms(why.balanced_s)}",
+    }[why.cause]

@@ -134,8 +134,8 @@ def explanation_lines(problem: Problem, device_of: IntArray, step: StepTime) -> 
     Args:
         device_of, step: as `explain` has them.
     """
-    found = explain(problem, device_of, step)
-    return explain_lines(found) + granularity_lines(problem, found.total_s)
+    explanation = explain(problem, device_of, step)
+    return explain_lines(explanation) + granularity_lines(problem, explanation.total_s)
 
 
 def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
@@ -156,8 +156,8 @@ def _search_by_op(problem: Problem) -> float | None:
     by_op = graph_by_op(problem.graph)
     if by_op is None:
         return None
-    found = PLACERS["refine"].place(problem.with_graph(by_op), Budget(EVALUATIONS), np.random.default_rng(0))
-    return found.step_time.total_s if found.feasible else math.inf
+    result = PLACERS["refine"].place(problem.with_graph(by_op), Budget(EVALUATIONS), np.random.default_rng(0))
+    return result.step_time.total_s if result.feasible else math.inf
 
 
 @dataclass(frozen=True, eq=False)

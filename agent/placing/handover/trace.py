@@ -75,7 +75,9 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
         link = link_name(problem, copy)
         tracks = lanes.setdefault(link, [])
         # Ends are sums of floats; what touches is no overlap.
-        lane = next((at for at, (_, free_s) in enumerate(tracks) if free_s <= copy.start_s + 1e-12), None)
+        lane = next(
+            (number for number, (_, free_s) in enumerate(tracks) if free_s <= copy.start_s + 1e-12), None
+        )
         if lane is None:
             lane, track = len(tracks), sum(map(len, lanes.values()))
             tracks.append((track, 0.0))

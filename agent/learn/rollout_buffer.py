@@ -94,9 +94,11 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         self.advantages: NDArray[np.float32] = weighed.astype(np.float32)
 
     def get(self, batch_size: int | None = None) -> Iterator[MaskableDictRolloutBufferSamples]:
-        """Yields random minibatches of the decisions that are learned from, in as many of equal size.
+        """Yields minibatches of the decisions that are learned from, in as many of equal size.
 
         Their number depends on that of the decisions alone, so that several workers make as many updates.
+        Each is of few graphs, which the policy encodes: decisions are drawn graph by graph, the graphs and
+        then the minibatches in random order.
 
         Args:
             batch_size: decisions of a minibatch, roughly; all by default.
@@ -106,14 +108,21 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         n_batches = max(round(n_learned / (batch_size or n_learned)), 1)
         is_enough = len(self._chosen) >= n_batches  # else hardly any decision has an advantage
         indices = np.random.permutation(self._chosen if is_enough else n_decisions)  # noqa: NPY002 (as SB3)
-        for chosen in np.array_split(indices, n_batches):
-            yield self._samples(chosen)
+        problem = self._rows(self.observations["problem"], indices).ravel().astype(np.int64)
+        rank = np.random.permutation(int(problem.max()) + 1)  # noqa: NPY002
+        parts = np.array_split(indices[np.argsort(rank[problem], kind="stable")], n_batches)
+        for number in np.random.permutation(n_batches):  # noqa: NPY002
+            yield self._samples(parts[number])
+
+    def _rows(self, columns: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the rows of decisions, counted place by place as SB3 does."""
+        return columns[chosen % self.buffer_size, chosen // self.buffer_size]
 
     def _samples(self, chosen: NDArray[np.int64]) -> MaskableDictRolloutBufferSamples:
-        """A minibatch of decisions, counted place by place as SB3 does."""
+        """Makes a minibatch of decisions."""
 
         def rows(columns: NDArray[Any]) -> Any:
-            return self.to_torch(columns[chosen % self.buffer_size, chosen // self.buffer_size])
+            return self.to_torch(self._rows(columns, chosen))
 
         values = rows(self.values)
         return MaskableDictRolloutBufferSamples(

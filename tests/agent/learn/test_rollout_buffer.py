@@ -84,3 +84,16 @@ def test_the_critic_learns_from_bounded_errors() -> None:
     (samples,) = buffer.get()
     assert buffer.returns.min() < -90
     torch.testing.assert_close(samples.returns, torch.full((4,), 3.0 - MOST_ERROR))
+
+
+def test_minibatches_hold_each_decision_once_and_few_graphs() -> None:
+    problems = [chain_problem() for _ in range(6)]
+    env = PlacementVecEnv(problems, 6)
+    buffer = PerGraphRolloutBuffer(4, env.observation_space, env.action_space, n_envs=6)
+    decisions = buffer.begin(4)
+    decisions.problem[:], decisions.reward[:] = np.arange(6), np.arange(24).reshape(4, 6)
+    buffer.finish(torch.zeros(6, 1), np.ones(6, dtype=bool))
+    batches = list(buffer.get(8))
+    seen = torch.cat([batch.observations["problem"].flatten() for batch in batches])
+    assert seen.bincount().tolist() == [4] * 6
+    assert [len(batch.observations["problem"].unique()) for batch in batches] == [2] * 3

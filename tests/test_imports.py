@@ -135,9 +135,14 @@ def loaded(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.parametrize("package", ["graphs", "envs", "agent"])
+@pytest.mark.parametrize("package", ["graphs", "agent"])
 def test_packages_load_no_torch(package: str) -> None:
     assert not loaded(f"import {package}") & set(HEAVY)
+
+
+def test_importing_envs_registers_the_environment_and_stays_light() -> None:
+    code = "import envs, gymnasium; assert 'placewalk/Placement-v1' in gymnasium.registry"
+    assert not loaded(code) & {"numba", *HEAVY}
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

@@ -1,4 +1,4 @@
-"""What a policy sees of each device, and a plain learner of the graph: values worked out by hand, checkers."""
+"""What a policy sees of each device, and a plain learner of the graph: by hand, and checked."""
 
 from __future__ import annotations
 
@@ -151,8 +151,10 @@ HAND_MADE: dict[str, tuple[OpGraph, dict[str, FloatArray]]] = {
         graph_of(
             {"a": 1.0, "weight": 0.0, "b": 1.0, "c": 1.0, "d": 1.0},
             [(0, 16.0, [3]), (1, 3.0, [2, 3]), (2, 4.0, [3, 4]), (3, 1.0, [4])],
-            a=together(0), weight={"type": "parameter", "colocate": 1},
-            b=together(1), d=together(0),
+            a=together(0),
+            weight={"type": "parameter", "colocate": 1},
+            b=together(1),
+            d=together(0),
         ),
         {
             "consumer_input_bytes_there": ONLY_THERE,

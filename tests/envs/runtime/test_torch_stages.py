@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -34,22 +35,15 @@ from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.structures import split_batch
 from tests.agent.contexts.worker_cases import free_port
-from tests.envs.runtime.torch_ranks import compare_in_ranks, make
 from tests.faults.processes import PATIENCE_S
 from tests.fork_server import context
 from tests.graphs.capture.capture_cases import Calls
-
-
-def test_processes_of_a_pipeline_equal_plain_steps(tmp_path: Path) -> None:
-    process = context.Process(target=compare_in_ranks, args=(tmp_path, free_port()))
-    process.start()
-    process.join(PATIENCE_S)
-    assert process.exitcode == 0
+from tests.test_readme import blocks
 
 
 def test_cuts_move_to_the_nearest_modules_and_the_step_is_that_of_the_new_stages() -> None:
-    module, batch = make()
-    plan = place(module, batch, cluster="4xv100:3", pipeline="1f1b", split=4, budget=60, optimizer=None)
+    module, settings = Tied(), {"cluster": "4xv100:3", "pipeline": "1f1b", "split": 4, "optimizer": None}
+    plan = place(module, (WORDS,), budget=60, **settings)
     stages = plan.pipeline_stages(module)
     cuts = stages.cuts
     assert stages.split_spec == dict.fromkeys(cuts.modules, SplitPoint.BEGINNING)
@@ -180,7 +174,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Tied(nn.Module):
-    """Has an embedding that is tied to the head, and norms whose statistics change."""
+    """Has an embedding that every layer reads and the head is tied to, and norms whose statistics change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,9 +187,9 @@ class Tied(nn.Module):
         self.double()
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.words(words)
+        x = embedded = self.words(words)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x + embedded)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
 
 
@@ -248,8 +242,8 @@ class Case:
         return torch.stack(losses)
 
 
-def train_in_ranks(folder: Path) -> None:
-    """Trains models in four forked ranks, or in the first two of them."""
+def train_in_ranks(folder: Path, port: int) -> None:
+    """Trains models in four forked ranks, or in the first two of them, which then run the page's snippet."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sequences = WORDS.tile(1, 2)[:, :6]
@@ -257,29 +251,51 @@ def train_in_ranks(folder: Path) -> None:
         Case(Tied(), (WORDS,), "interleaved-1f1b:2", ((2, 0), (1, 3))),
         Case(Tied(), (WORDS,), "1f1b", ((0, 1), (2, 3)), shares=(5, 3)),
         Case(gpt2(), {"input_ids": sequences, "labels": sequences}),
+        Case(Tied(), (WORDS,), "zero-bubble"),
     ]
-    start_processes(train, ([(each, each.stages) for each in cases], folder), nprocs=4, start_method="fork")
+    staged = [(each, each.stages) for each in cases]
+    start_processes(train, (staged, folder, port), nprocs=4, start_method="fork")
 
 
-def train(rank: int, cases: list[tuple[Case, TorchStages]], folder: Path) -> None:
+def train(rank: int, cases: list[tuple[Case, TorchStages]], folder: Path, port: int) -> None:
     for number, (case, stages) in enumerate(cases):
         n_ranks = sum(map(len, stages.mesh))
         if rank < n_ranks:
             file = f"file://{folder / str(number)}"
             dist.init_process_group("gloo", init_method=file, rank=rank, world_size=n_ranks)
-            compare(rank, case, stages)
+            compare(rank, case, stages, folder / f"rank{rank}.csv")
             dist.destroy_process_group()
+    if rank < 2:
+        run_snippet(rank, port)
 
 
-def compare(rank: int, case: Case, stages: TorchStages) -> None:
-    """Compares losses, gradients and the state after each update; tied copies are equal to the bit."""
+def run_snippet(rank: int, port: int) -> None:
+    """Runs the snippet of the page as torchrun does on two devices."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    page = (Path(__file__).parents[3] / "docs/how-to/pipelines.md").read_text(encoding="utf-8")
+    (snippet,) = (each for each in blocks(page, "python") if "pipeline_stages" in each)
+    assert sum(map(bool, snippet.splitlines())) <= 8
+    names: dict[str, Any] = {}
+    exec(snippet.replace("split=8", 'split=8, cluster="4xv100:2"'), names)
+    assert (names["losses"] is None) == (rank == 0)
+    dist.destroy_process_group()
+
+
+def compare(rank: int, case: Case, stages: TorchStages, table: Path) -> None:
+    """Compares losses, gradients and the state after each update; tied copies are equal to the bit.
+
+    The last step takes its actions from the table that is exported.
+    """
     plain = copy.deepcopy(case.module)
     if rank not in stages.mesh[0]:  # gets the values of the first replica
         case.module.load_state_dict({key: 2 * each for key, each in plain.state_dict().items()})
     expected, tied = torch.optim.Adam(plain.parameters(), lr=0.1), next(stages.module.parameters())
     stages.stages  # noqa: B018  joins the ranks
     optimizer = sharded_adam(stages) if case.shares else torch.optim.Adam(stages.parameters(), lr=0.1)
-    for _ in range(N_STEPS):
+    for step in range(N_STEPS):
+        if step == N_STEPS - 1:
+            table.write_text(stages.csv)
+            stages.schedule._load_csv(str(table))
         expected.zero_grad()
         losses, found = case.plain_step(plain, stages.shares[0]), stages.step(case.batch)
         assert (found is None) == all(rank != ranks[-1] for ranks in stages.mesh)
@@ -308,7 +324,7 @@ def sharded_adam(stages: TorchStages) -> torch.optim.Optimizer:
 
 
 def test_replicas_and_tied_stages_train_as_the_unsplit_module(tmp_path: Path) -> None:
-    process = context.Process(target=train_in_ranks, args=(tmp_path,))
+    process = context.Process(target=train_in_ranks, args=(tmp_path, free_port()))
     process.start()
     process.join(PATIENCE_S)
     assert process.exitcode == 0

@@ -1,4 +1,4 @@
-"""Imports go down from room to room, and what must start fast loads nothing heavy."""
+"""Imports go down from room to room, journeys from file to file; what must start fast loads little."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def loaded(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.parametrize("package", ["graphs", "agent"])
+@pytest.mark.parametrize("package", ["graphs", "agent", "graphs.families, graphs.dataset"])
 def test_packages_load_no_torch(package: str) -> None:
     assert not loaded(f"import {package}") & set(HEAVY)
 
@@ -163,3 +163,45 @@ def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
         [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+ROW = re.compile(r"^\| (.+) \| (\d+) \| (`[\w/]+\.py`(?:, `[\w/]+\.py`)+) \|$", re.MULTILINE)
+JOURNEYS = {
+    what: (int(count), re.findall(r"`([\w/]+\.py)`", files))
+    for what, count, files in ROW.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+}
+MOST = {
+    "`evaluate.py --model` to a row of `results.csv`": 20,
+    "flags of `train_agent.py` to a saved policy": 17,
+    "an action of the environment to its reward": 9,
+}
+"""The most files that a journey may have."""
+
+
+def dotted(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def names(text: str, file: str) -> bool:
+    """Whether a text imports a module, or names it for a registry by the end of its dotted name."""
+    package, _, module = dotted(file).rpartition(".")
+    forms = (
+        rf"from {re.escape(package)} import .*\b{module}\b",
+        rf"(?:from|import) {re.escape(dotted(file))} ",
+        rf'"{re.escape(".".join(dotted(file).split(".")[-2:]))}"',
+    )
+    return any(re.search(form, text) for form in forms)
+
+
+def test_all_journeys_are_told() -> None:
+    assert JOURNEYS.keys() == MOST.keys()
+
+
+@pytest.mark.parametrize("what", MOST)
+def test_a_journey_is_short_and_goes_on_from_a_file_before(what: str) -> None:
+    count, files = JOURNEYS[what]
+    assert count == len(set(files)) == len(files) <= MOST[what]
+    seen = ""
+    for place, file in enumerate(files):
+        assert place == 0 or names(seen, file), f"no file before {file} imports it"
+        seen += (ROOT / file).read_text(encoding="utf-8")

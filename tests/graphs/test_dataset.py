@@ -4,7 +4,6 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from graphs import dataset
@@ -44,9 +43,6 @@ def test_the_shipped_set_has_every_draw_of_every_family() -> None:
     assert list(manifest) == list(FAMILIES)
     for name, entry in manifest.items():
         assert [graph["seed"] for graph in entry["graphs"]] == list(range(FAMILIES[name]))
-
-
-def test_the_shipped_set_is_at_most_8_mb() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8e6
 
 
@@ -63,11 +59,6 @@ def test_the_shipped_graphs_are_whole_training_steps_of_usable_size(name: str) -
         assert set(graph.phases) == {"forward", "backward", "optimizer"}
         assert graph.flops.sum() > 1e9
     assert len({entry["sha256"] for entry in entries}) == len(entries)
-
-
-def test_families_differ_in_size() -> None:
-    medians = [np.median([graph["ops"] for graph in entry["graphs"]]) for entry in read_manifest().values()]
-    assert max(medians) > 2 * min(medians)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -121,13 +112,19 @@ def test_an_unknown_or_missing_family_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest",
-    [None, "[]", '{"format": "other/1", "families": {}}', f'{{"format": "{FORMAT}", "families": 3}}'],
+    ("manifest", "message"),
+    [
+        (None, r"manifest.*; rebuild it with"),
+        ("[]", r"manifest.*; rebuild it with"),
+        ('{"format": "other/1", "families": {}}', r"manifest.*; rebuild it with"),
+        (f'{{"format": "{FORMAT}", "families": 3}}', r"manifest.*; rebuild it with"),
+        (f'{{"format": "{FORMAT}", "families": {{"ptb": {{"graphs": []}}}}}}', "ptb: key.* missing"),
+    ],
 )
-def test_a_folder_without_a_manifest_is_refused(tmp_path: Path, manifest: str | None) -> None:
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path, manifest: str | None, message: str) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(DatasetError, match=r"manifest.*; rebuild it with"):
+    with pytest.raises(ValueError, match=message):
         load_family("ptb", tmp_path)
 
 
@@ -136,14 +133,6 @@ def test_families_of_absent_plug_ins_are_left_out(folder: Path) -> None:
     manifest["families"]["of-a-plug-in"] = manifest["families"]["vit"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert list(read_manifest(folder)) == ["ptb", "vit"]
-
-
-def test_a_manifest_entry_must_be_whole(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["families"]["vit"]["sha256"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="vit: key 'sha256' is missing"):
-        load_family("vit", folder)
 
 
 def test_the_command_line_builds_and_sums_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,11 +117,6 @@ def test_a_list_of_any_integers_is_an_order(monkeypatch: pytest.MonkeyPatch) -> 
     assert names(hand_made(), "mine") == names(hand_made(), "topo")
 
 
-def test_all_orders_are_there() -> None:
-    expected = "topo reversed-topo dfs-preorder dfs-postorder bfs alpha lexico-topo random b-level cost"
-    assert list(ORDERS) == expected.split()
-
-
 def test_measured_seconds_are_the_nominal_cost() -> None:
     ops: list[dict[str, object]] = [
         {"name": "a", "flops": 1e13, "bytes_moved": 3e12},

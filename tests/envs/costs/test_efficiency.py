@@ -197,16 +197,3 @@ def test_transforms_move_the_operands_and_the_transformed() -> None:
     products_s = 2.0 * samples * side**2 * channels * 9 * channels / PEAK / 4
     (seconds,) = model.seconds(convolution(samples, side, channels, 1e6), Machine(1e12, 10, 1e6))
     assert seconds == pytest.approx((1e6 + transformed) / 0.5e12 + products_s, rel=1e-3)
-
-
-def test_power_limits_winograd_too() -> None:
-    limited = replace(FUSED, sustained=0.5)
-    ratio = limited.seconds(LARGE, MACHINE) / FUSED.seconds(LARGE, MACHINE)
-    assert ratio == pytest.approx(2.0, rel=1e-2)
-
-
-def test_two_products_of_a_backward_take_twice_as_long() -> None:
-    once = convolution(512, 16, 512)
-    twice = replace(once, shape=once.shape * [2, 1, 1, 1])
-    for model in (WINOGRAD, FUSED):
-        assert model.seconds(twice, MACHINE) == pytest.approx(2 * model.seconds(once, MACHINE))

@@ -184,30 +184,6 @@ HAND_MADE: dict[str, tuple[OpGraph, dict[str, FloatArray]]] = {
         rollouts(there(0.65 / 1.75), there((2 + 6 + 3.25 - 1 - 5 - 2) / 3 / 1.75), "far")
         | rollouts(there(1 / 1.75), there(1 / 1.75), "path"),
     ),
-    # The last of twelve ops, which takes 100 s, reads 8 bytes from a on y; those between take no time. It
-    # could start on y at 1 s, or elsewhere at 2.25; with the op at hand on y, on y at 2.
-    "when ops beyond a rollout could start": (
-        graph_of({f"op{at}": s for at, s in enumerate([1.0, 1.0, *[0.0] * 9, 100.0])}, [(0, 8.0, [11])]),
-        rollouts(there(1 / 34)),
-    ),
-    "all compute ops of a unit": (
-        graph_of(
-            {"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0},
-            [],
-            **{op: together(unit) for op, unit in zip("abcd", (0, 1, 0, 1), strict=True)},
-        ),
-        {"op_time": np.log1p([4.0 / 1.75] * 3), "load_over_mean": np.array([-1.0, 2.0, -1.0])},
-    ),
-    # The last of ten ops of one unit reads 160 bytes from the op at hand: far ahead, no decision away. On y
-    # all run one after the other, until 11 s; elsewhere the bytes arrive at 21.25 s.
-    "horizons count decisions": (
-        graph_of(
-            {f"op{at}": 1.0 for at in range(11)},
-            [(1, 160.0, [10])],
-            **{f"op{at}": together(int(at == 1)) for at in range(11)},
-        ),
-        rollouts(elsewhere(11.25), None, HORIZONS[0]),
-    ),
 }
 
 

@@ -169,88 +169,51 @@ def scaled(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch._scaled_mm(a, b.t(), x, y, out_dtype=BF16)
 
 
+def grouped(a: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+    return torch._grouped_mm(a, w, offs=ends)
+
+
+def scaled_by_groups(a: Tensor, w: Tensor, x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    return torch._scaled_grouped_mm(a, w.mT, x, y, offs=ends, out_dtype=BF16)
+
+
+def of_packed(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return torch._weight_int4pack_mm(x, w, 32, scales)
+
+
+def wider(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
 ONE, ROWS, COLUMNS = torch.ones(()), torch.ones(32, 1), torch.ones(1, 48)
 ENDS = torch.tensor([8, 16, 32], dtype=torch.int32)
-PRODUCTS = {
-    "fp8": ("fp8", [1, 32, 48, 64], scaled, zeros(32, 64, dtype=FP8), zeros(48, 64, dtype=FP8), ONE, ONE),
-    "fp8 by rows": (
-        "fp8",
-        [1, 32, 48, 64],
-        scaled,
-        zeros(32, 64, dtype=FP8_WIDE),
-        zeros(48, 64, dtype=FP8),
-        ROWS,
-        COLUMNS,
-    ),
-    "int8": (
-        "int8",
-        [1, 32, 48, 64],
-        torch._int_mm,
-        zeros(32, 64, dtype=torch.int8),
-        zeros(64, 48, dtype=torch.int8),
-    ),
-    "int8 weights": (
-        "bf16",
-        [1, 32, 48, 64],
-        torch._weight_int8pack_mm,
-        *(zeros(32, 64, dtype=BF16), zeros(48, 64, dtype=torch.int8), zeros(48, dtype=BF16)),
-    ),
-    "int4 weights": (
-        "bf16",
-        [1, 32, 48, 64],
-        lambda x, w, s: torch._weight_int4pack_mm(x, w, 32, s),
-        *(zeros(32, 64, dtype=BF16), zeros(6, 1, 32, 4, dtype=torch.int32), zeros(2, 48, 2, dtype=BF16)),
-    ),
-    "grouped rows": (
-        "bf16",
-        [1, 32, 48, 64],
-        lambda a, w, ends: torch._grouped_mm(a, w, offs=ends),
-        *(zeros(32, 64, dtype=BF16), zeros(3, 64, 48, dtype=BF16), ENDS),
-    ),
-    "grouped inner": (
-        "bf16",
-        [1, 16, 48, 32],
-        lambda a, w, ends: torch._grouped_mm(a, w, offs=ends),
-        *(zeros(16, 32, dtype=BF16), zeros(32, 48, dtype=BF16), ENDS),
-    ),
-    "grouped columns": (
-        "bf16",
-        [1, 16, 32, 64],
-        lambda a, w, ends: torch._grouped_mm(a, w, offs=ends),
-        *(zeros(3, 16, 64, dtype=BF16), zeros(64, 32, dtype=BF16), ENDS),
-    ),
-    "grouped batch": (
-        "bf16",
-        [3, 16, 32, 64],
-        torch._grouped_mm,
-        zeros(3, 16, 64, dtype=BF16),
-        zeros(3, 64, 32, dtype=BF16),
-    ),
-    "grouped fp8": (
-        "fp8",
-        [1, 32, 48, 64],
-        lambda a, w, x, y, ends: torch._scaled_grouped_mm(a, w.mT, x, y, offs=ends, out_dtype=BF16),
-        *(zeros(32, 64, dtype=FP8), zeros(3, 48, 64, dtype=FP8), torch.ones(32), torch.ones(3, 48), ENDS),
-    ),
+GEMM, HALF = [1, 32, 48, 64], torch.float16
+ROWS_FP8, COLUMNS_FP8, ROWS_BF16 = (
+    zeros(32, 64, dtype=FP8),
+    zeros(48, 64, dtype=FP8),
+    zeros(32, 64, dtype=BF16),
+)
+INT8 = zeros(32, 64, dtype=torch.int8), zeros(64, 48, dtype=torch.int8)
+INT8_WEIGHTS = zeros(48, 64, dtype=torch.int8), zeros(48, dtype=BF16)
+INT4_WEIGHTS = zeros(6, 1, 32, 4, dtype=torch.int32), zeros(2, 48, 2, dtype=BF16)
+SPARSE = zeros(32, 32, dtype=HALF), zeros(32, 4, dtype=torch.int16), zeros(64, 48, dtype=HALF)
+INNER, EXPERTS = zeros(16, 32, dtype=BF16), zeros(3, 16, 64, dtype=BF16)
+FP8_EXPERTS = zeros(3, 48, 64, dtype=FP8), torch.ones(32), torch.ones(3, 48)
+PRODUCTS: dict[str, tuple[Any, ...]] = {
+    "fp8": ("fp8", GEMM, scaled, ROWS_FP8, COLUMNS_FP8, ONE, ONE),
+    "fp8 by rows": ("fp8", GEMM, scaled, zeros(32, 64, dtype=FP8_WIDE), COLUMNS_FP8, ROWS, COLUMNS),
+    "int8": ("int8", GEMM, torch._int_mm, *INT8),
+    "int8 weights": ("bf16", GEMM, torch._weight_int8pack_mm, ROWS_BF16, *INT8_WEIGHTS),
+    "int4 weights": ("bf16", GEMM, of_packed, ROWS_BF16, *INT4_WEIGHTS),
+    "grouped rows": ("bf16", GEMM, grouped, ROWS_BF16, zeros(3, 64, 48, dtype=BF16), ENDS),
+    "grouped inner": ("bf16", [1, 16, 48, 32], grouped, INNER, zeros(32, 48, dtype=BF16), ENDS),
+    "grouped columns": ("bf16", [1, 16, 32, 64], grouped, EXPERTS, zeros(64, 32, dtype=BF16), ENDS),
+    "grouped batch": ("bf16", [3, 16, 32, 64], torch._grouped_mm, EXPERTS, zeros(3, 64, 32, dtype=BF16)),
+    "grouped fp8": ("fp8", GEMM, scaled_by_groups, ROWS_FP8, *FP8_EXPERTS, ENDS),
     "sum of products": ("fp32", [2, 3, 5, 4], torch.addbmm, zeros(3, 5), zeros(2, 3, 4), zeros(2, 4, 5)),
     "matrix and vector": ("fp32", [1, 3, 1, 5], torch.addmv, zeros(3), zeros(3, 5), zeros(5)),
-    "wider result": (
-        "bf16",
-        [1, 3, 5, 4],
-        lambda a, b: torch.mm(a, b, out_dtype=torch.float32),
-        zeros(3, 4, dtype=BF16),
-        zeros(4, 5, dtype=BF16),
-    ),
-    "2:4 sparse": (
-        "fp16",
-        [1, 32, 48, 32],
-        torch._sparse_semi_structured_mm,
-        *(
-            zeros(32, 32, dtype=torch.float16),
-            zeros(32, 4, dtype=torch.int16),
-            zeros(64, 48, dtype=torch.float16),
-        ),
-    ),
+    "wider result": ("bf16", [1, 3, 5, 4], wider, zeros(3, 4, dtype=BF16), zeros(4, 5, dtype=BF16)),
+    "2:4 sparse": ("fp16", [1, 32, 48, 32], torch._sparse_semi_structured_mm, *SPARSE),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,7 @@ from agent import place
 from graphs.capture.capture import capture, capture_step
 from graphs.capture.loss import CaptureError, find_loss
 from graphs.capture.structures import split_batch
-
-
-class Returns(nn.Module):
-    """Returns what a function makes of its output and its loss."""
-
-    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.layer, self.make = nn.Linear(4, 3), make
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.layer(x)
-        return self.make(y, y.square().mean())
+from tests.graphs.capture.capture_cases import Calls
 
 
 @dataclass
@@ -97,7 +85,7 @@ def test_dataclasses_are_read() -> None:
 
 def test_an_integer_loss_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"its result is torch.int64.*by which nothing is trained"):
-        capture(Returns(lambda y, loss: (y > 0).sum()), torch.randn(5, 4))
+        capture(Calls(lambda layer, x: (layer(x) > 0).sum()), torch.randn(5, 4))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -107,9 +95,9 @@ def test_a_compiled_module_is_unwrapped() -> None:
     assert steps[0].graph.op_names == steps[1].graph.op_names
 
 
-def two_losses() -> Returns:
+def two_losses() -> nn.Module:
     """Two losses of the same layer."""
-    return Returns(lambda y, loss: {"first": loss, "second": y.abs().mean()})
+    return Calls(lambda layer, x: {"first": layer(x).square().mean(), "second": layer(x).abs().mean()})
 
 
 def test_losses_that_are_named_in_a_list_are_added_and_said(capsys: pytest.CaptureFixture[str]) -> None:

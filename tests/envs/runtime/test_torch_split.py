@@ -123,15 +123,18 @@ class Packed(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Draws random numbers in an op without inputs, and in dropout before statistics."""
+    """Draws random numbers in an op without inputs, and in dropout after statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 4) -> None:
         super().__init__()
-        layers = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(4))
-        self.layers = nn.Sequential(*layers).double()
+        parts = (
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.5))
+            for _ in range(4)
+        )
+        self.layers, self.width = nn.Sequential(*parts).double(), width
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x + torch.rand(4, dtype=x.dtype)).square().mean()
+        return self.layers(x + torch.rand(self.width, dtype=x.dtype)).square().mean()
 
 
 def albert() -> nn.Module:
@@ -252,23 +255,6 @@ def test_hooks_of_gradients_run() -> None:
     assert module[0][0].bias.grad.all()
 
 
-class Dropping(nn.Module):
-    """Draws random numbers between layers, and changes statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(
-                nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Dropout(0.5))
-                for _ in range(4)
-            )
-        )
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).square().mean()  # type: ignore[no-any-return]
-
-
 def tensors_in(values: Any) -> Iterator[Tensor]:
     return (each for each in tree_leaves(values) if isinstance(each, Tensor))
 
@@ -302,7 +288,7 @@ class OneResult(nn.Sequential):
 
 def test_a_stage_of_torch_frees_its_activations_and_leaves_buffers_and_random_numbers_alone() -> None:
     torch.manual_seed(0)
-    module, found, held = Dropping().layers, [], []
+    module, found, held = Noisy(64).layers, [], []
     for recomputes in (False, True):
         part = OneResult(copy.deepcopy(module))
         changed = [path for path, _ in part.named_buffers()]
@@ -322,7 +308,7 @@ def test_a_stage_of_torch_frees_its_activations_and_leaves_buffers_and_random_nu
 
 def test_a_module_that_does_not_fit_otherwise_is_placed_with_recomputation() -> None:
     torch.manual_seed(0)
-    module, batch = Dropping(), torch.randn(4 * 4096, 64, dtype=torch.float64)
+    module, batch = Noisy(64), torch.randn(4 * 4096, 64, dtype=torch.float64)
     settings: dict[str, Any] = {"split": 4, "budget": 60, "optimizer": "sgd"}
     memory = place(module, batch, cluster="4xv100:2", pipeline="gpipe", **settings).step_time.peak_bytes.max()
     cluster = get_cluster("4xv100:2")

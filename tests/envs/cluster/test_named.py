@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.host import EAGER_ISSUE_S
-from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, Kind, Link, measured_links
+from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, Kind, measured_links
 from envs.cluster.named import BOXES, NAMES, NETWORK_LATENCY_S, kind_named, named_cluster
 from envs.cluster.presets import PRESETS, get_cluster
 from envs.problem import Problem
@@ -44,18 +44,6 @@ def test_tensors_cannot_have_the_memory_of_the_context_nor_what_is_fragmented(ki
     left = kind.memory_bytes - CONTEXT_BYTES
     assert kind.device().memory_bytes == pytest.approx(0.95 * left)
     assert kind.memory_bytes > 7600 * MIB
-
-
-def test_a_device_without_context_has_all_its_memory() -> None:
-    kind = replace(KINDS["t4"], context_bytes=0.0, fragmented=0.0)
-    assert kind.device().memory_bytes == kind.memory_bytes == 15109 * MIB
-
-
-def test_a_share_of_a_link_has_the_same_constants_in_seconds() -> None:
-    one = Link(2e11, 4e-6, 1e6)
-    half = one.scaled(0.5)
-    assert (half.bytes_per_s, half.latency_s) == (1e11, 4e-6)
-    assert half.n_half_bytes / half.bytes_per_s == one.n_half_bytes / one.bytes_per_s
 
 
 @pytest.mark.parametrize(

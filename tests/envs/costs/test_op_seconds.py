@@ -13,7 +13,7 @@ from envs.cluster.kinds import KINDS
 from envs.cluster.presets import get_cluster
 from envs.costs.calibration import calibration_of
 from envs.costs.efficiency import MatmulWork
-from envs.costs.op_classes import CLASSES, op_class, traffic_factor
+from envs.costs.op_classes import CLASSES, op_class
 from envs.costs.op_seconds import (
     CostError,
     calibrated_seconds,
@@ -57,25 +57,6 @@ ALONE = {"bytes_per_s": np.ones((1, 1)), "latency_s": np.zeros((1, 1))}
 def test_known_classes(op_type: str, expected: str) -> None:
     assert op_class(op_type) == expected
     assert expected in CLASSES
-
-
-@pytest.mark.parametrize(
-    ("op_type", "expected"),
-    [
-        ("aten.native_layer_norm_backward.default", 5 / 3),
-        ("aten.native_layer_norm", 1),
-        ("aten._native_batch_norm_legit", 1.5),
-        ("aten._native_batch_norm_legit_no_training", 1),
-        ("aten.native_dropout_backward", 2.5),
-        ("aten.nll_loss_backward", 0.5),
-        ("aten.add", 1),
-        ("mine", 1),
-    ],
-)
-def test_some_kernels_move_more_or_less_than_their_operands_and_results(
-    op_type: str, expected: float
-) -> None:
-    assert traffic_factor(op_type) == expected
 
 
 def test_known_times() -> None:

@@ -20,7 +20,7 @@ from envs.cluster.files import cluster_from_json
 from envs.cluster.presets import get_cluster
 from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, device_actions
+from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages, cut_into_stages, stages_of
 from envs.placements.files import placement_from_json, placement_to_json
@@ -196,18 +196,6 @@ def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
         step = simulate_problem(problem, stages.device_of)
         assert found.total_s == pytest.approx(step.total_s, rel=1e-12)
         np.testing.assert_allclose(found.peak_bytes, step.peak_bytes, rtol=1e-12)
-
-
-def test_recomputation_trades_time_for_memory() -> None:
-    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
-    pipelined = PipelinedProblem(problem, Pipeline("gpipe", 8))
-    stages = pipelined.chain.stages(np.array([0]), np.array([1]))
-    kept, again = (pipelined.simulate(replace(stages, recomputed=each)) for each in ((), (0,)))
-    forward_s = problem.op_seconds[pipelined.arrays.phase == 0, 1].sum()
-    assert kept.total_s < again.total_s <= kept.total_s + 8 * (forward_s + 1e-4)
-    assert again.total_s > kept.total_s + 0.8 * 8 * forward_s
-    assert again.peak_bytes[1] < 0.5 * kept.peak_bytes[1]
-    assert [each.kind for each in again.actions].count(RECOMPUTE) == 8
 
 
 def test_stages_are_those_of_their_placement_file() -> None:

@@ -26,7 +26,7 @@ from envs.simulator.simulate import simulate_problem, step_times_s
 from graphs import build_graph
 from graphs.orders import ORDERS
 from graphs.system.array_types import BoolArray, IntArray
-from tests.envs.hand_made_problems import chain_problem, cut_problem, scarce_problem
+from tests.envs.hand_made_problems import chain_problem, cut_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
 ALL_ORDERS = tuple(ORDERS)
@@ -212,18 +212,6 @@ def test_a_device_without_free_memory_is_masked_and_refused() -> None:
     for device in (1, 2, -1, -2):
         with pytest.raises(ValueError, match=r"no free memory .* or mask='none' for algorithms"):
             env.step(np.int64(device))
-
-
-def test_no_free_memory_left_ends_the_episode_as_infeasible() -> None:
-    env = PlacementEnv([scarce_problem()])
-    env.reset(seed=0)
-    env.step(np.int64(0))
-    _, reward, done, _, info = env.step(np.int64(1))
-    assert done
-    assert info["result"].infeasible
-    assert not info["result"].fits
-    assert np.isnan(info["result"].step_time_s)
-    assert reward < -1
 
 
 def test_infeasible_graphs_are_refused() -> None:

@@ -17,11 +17,9 @@ import envs  # noqa: F401 - registers the environment
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
-from envs.placement.masks import Mask
-from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
+from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES
 from envs.placement.observation.graph_observation import NEIGHBOUR_FEATURES, OP_FEATURES, GraphObservation
 from envs.placement.observation.rollout_features import FAR, FAR_OF_LONG, HORIZONS, LONG
-from envs.placement.state import mdp_arrays
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.system.array_types import FloatArray
@@ -52,24 +50,6 @@ def together(n: int) -> dict[str, Any]:
 
 
 UPDATE = {"colocate": 0, "phase": "optimizer"}
-
-
-def test_what_is_read_beside_an_output_is_the_largest_pair_the_first_if_they_tie() -> None:
-    ops = dict.fromkeys(("sum", "gradient", "other", "add", "again"), 1.0)
-    sizes = [(0, 8.0, [3]), (1, 4.0, [3, 4]), (2, 4.0, [4]), (3, 8.0, [4])]
-    arrays = mdp_arrays(on_gpus(graph_of(ops, sizes), 1e9), Mask())
-    # In `add` 4 bytes of the gradient move to the sum, in `again` as many to the sum of before.
-    assert arrays.joined.tolist() == [0, 1, 2, 3, -1]
-    assert arrays.beside.tolist() == [1, 0, 3, 1, -1]
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_only_what_is_placed_alone_waits_for_updates(is_alone: bool) -> None:
-    """A gradient goes to a sum, which alone an update reads; it may be placed with an op before it."""
-    ops = dict.fromkeys(("a", "gradient", "sum", "update"), 1.0)
-    gradient = {} if is_alone else together(0)
-    graph = graph_of(ops, [(1, 8.0, [2]), (2, 8.0, [3])], a=together(0), gradient=gradient, update=UPDATE)
-    assert mdp_arrays(on_gpus(graph, 1e9), Mask()).waits.tolist() == [0, int(is_alone), 1, 0]
 
 
 def test_features_of_a_hand_made_instance() -> None:
@@ -207,21 +187,6 @@ def test_the_far_horizon_includes_what_decided_units_run_later(n_others: int, de
     assert time_s[1] == 0.0
     np.testing.assert_allclose(time_s[[0, 2]], 102.25 - math.ceil((decided + 1) / 3) - 1.0, rtol=1e-5)
     assert np.expm1(table[f"rollout_step_time_{HORIZONS[0]}_over_least"]).max() < 2.0
-
-
-def test_rollouts_keep_to_the_memory() -> None:
-    """An op that reads 80 bytes must leave the device they are on, whose memory its parameters exceed."""
-    kept = {op: {"resident_bytes": 6} for op in "ab"}
-    graph = graph_of({"a": 1.0, "b": 1.0}, [(0, 80.0, [1])], **kept)
-    seen, _ = PlacementEnv([on_gpus(graph, 10.0, 20.0)]).reset(seed=0)
-    time_s = columns(seen)[f"rollout_step_time_{HORIZONS[0]}_over_least"]
-    np.testing.assert_allclose(time_s, np.log1p([10.25, 0.0]), rtol=1e-6)
-
-
-def test_improve_has_no_rollouts() -> None:
-    env = PlacementEnv([chain_problem()], mdp="improve")
-    seen, _ = env.reset(seed=0)
-    assert not seen["devices"].reshape(2, N_DEVICE_FEATURES)[:, len(columns_of("consumers")) :].any()
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])

@@ -47,8 +47,8 @@ def two_layers(phase: str = "optimizer", first_mib: float = 2.0, second_mib: flo
 @pytest.mark.parametrize(
     ("first_mib", "rules", "step_s"),
     [
-        # The first gradient is there at 30 s and, as 2 MiB fill the first bucket, reduced by 32 s; the other at
-        # 50 s, by 58 s. Updates run from 50 s to 55 s and from 58 s to 63 s.
+        # The first gradient is there at 30 s and, as 2 MiB fill the first bucket, reduced by 32 s; the other
+        # at 50 s, by 58 s. Updates run from 50 s to 55 s and from 58 s to 63 s.
         (2.0, {}, 63.0),
         # 28 MiB from 30 s to 58 s, then 8 MiB, which waited, to 66 s, and an update.
         (28.0, {}, 71.0),

@@ -147,15 +147,6 @@ def test_a_message_of_any_length_is_shortened_at_once(piece: str) -> None:
     assert len(shown(piece * 300_000)) <= 1000
 
 
-@pytest.mark.parametrize("limit", [20, 21, 80])
-def test_a_shortened_text_keeps_both_ends(limit: int) -> None:
-    assert shortened("a" * limit, limit) == "a" * limit
-    cut = shortened(f"begin{'-' * limit}end", limit)
-    assert len(cut) == limit
-    assert cut.startswith("begin-")
-    assert cut.endswith("-end")
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.03, "0.03"), (62.104, "62.1"), (999.94, "999.9"), (1016.2, "1,016"), (16_110.0, "16,110")],

@@ -30,13 +30,6 @@ NAMES = [feature.name for feature in DEVICE_FEATURES]
 ID = "placewalk/Placement-v1"
 
 
-def on_gpus(graph: OpGraph, *memory_bytes: float) -> Problem:
-    """Places a graph on equal devices with links of 8 bytes/s and 0.25 s."""
-    n, names = len(memory_bytes), "xyz"
-    devices = tuple(Device(names[i], "gpu", each, 1.0, 1.0, 0.0) for i, each in enumerate(memory_bytes))
-    return Problem(graph, Cluster("equal", devices, np.full((n, n), 8.0), np.full((n, n), 0.25)))
-
-
 def graph_of(
     ops: dict[str, float], tensors: list[tuple[int, float, list[int]]], **more: dict[str, Any]
 ) -> OpGraph:
@@ -92,8 +85,10 @@ def test_features_of_a_hand_made_instance() -> None:
 
 
 def features_after_the_first_op_went_to_the_second_device(graph: OpGraph) -> dict[str, FloatArray]:
-    """Returns by name one entry per device of three."""
-    env = PlacementEnv([on_gpus(graph, 100.0, 100.0, 100.0)])
+    """Returns by name one entry per device of three with links of 8 bytes/s and 0.25 s."""
+    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
+    cluster = Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25))
+    env = PlacementEnv([Problem(graph, cluster)])
     env.reset(seed=0)
     return columns(env.step(np.int64(1))[0])
 

@@ -16,7 +16,7 @@ from graphs.capture import autocast
 from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.capture_cases import Calls
+from tests.graphs.capture.capture_cases import Calls, heard
 
 pytestmark = pytest.mark.cuda  # a region for CUDA is another one where CUDA is
 
@@ -117,10 +117,8 @@ class Made(nn.Module):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so the region is enabled")
 def test_a_region_that_was_made_without_cuda_is_told_of() -> None:
-    notices: list[str] = []
-    graph = capture(Made(), X, loss=torch.mean, notify=notices.append)
+    graph, (notice,) = heard(Made(), X, loss=torch.mean)
     assert set(graph.dtypes) == {"fp32"}
-    (notice,) = notices
     assert re.search(r"model 'Made': an autocast region for CUDA was made before .* precision$", notice)
 
 

@@ -19,7 +19,7 @@ from graphs.identity import content_hash
 from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.errors import printable
-from tests.graphs.capture.capture_cases import Calls, Mlp, TiedLm, fingerprint, op, readers
+from tests.graphs.capture.capture_cases import Calls, Mlp, TiedLm, fingerprint, heard, op, readers
 
 GB = 10**9
 
@@ -208,8 +208,7 @@ def test_an_lstm_is_unrolled() -> None:
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(x)[0]
 
-    said: list[str] = []
-    graph = capture(Last(4, 4), torch.zeros(5, 2, 4), notify=said.append)
+    graph, said = heard(Last(4, 4), torch.zeros(5, 2, 4))
     assert graph.op_types.count("aten.tanh") == 2 * 5
     assert "model 'Last': Last: captured as ops of cells; cuDNN is faster on one GPU" in said
     inference = capture(Last(4, 4), torch.zeros(5, 2, 4), training=False)

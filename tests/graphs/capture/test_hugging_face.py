@@ -20,6 +20,7 @@ from graphs.capture.loss import CaptureError
 from graphs.op_graph import OpGraph
 from graphs.step_settings import Gpu
 from tests.envs.runtime.small_models import random_devices
+from tests.graphs.capture.capture_cases import heard
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -67,10 +68,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 
 def capture_silently(module: nn.Module, inputs: dict[str, Any] | Tensor, training: bool) -> OpGraph:
-    notices: list[str] = []
-    graph = capture(module, inputs, training=training, gpu=Gpu(8.0, "bf16"), notify=notices.append)
-    assert notices == []
-    return graph
+    return capture(module, inputs, training=training, gpu=Gpu(8.0, "bf16"), notify=pytest.fail)
 
 
 CASES = [(gpt2, "labels"), (llama, "no cache"), (llama, "attention mask"), (t5, "attention mask")]
@@ -118,8 +116,7 @@ def test_images_among_the_tokens_are_found_by_value() -> None:
     with torch.device("meta"):
         module, _ = qwen2_vl()
     _, inputs = qwen2_vl()
-    notices: list[str] = []
-    graph = capture(module, {"input_ids": IMAGES, "labels": IMAGES} | inputs, notify=notices.append)
+    graph, notices = heard(module, {"input_ids": IMAGES, "labels": IMAGES} | inputs)
     assert any("vis" in path for path in graph.modules)
     assert [notice.partition(": ")[2].partition(" that")[0] for notice in notices] == ["shapes"]
 

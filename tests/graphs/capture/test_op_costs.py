@@ -20,9 +20,10 @@ from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import Step
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.capture_cases import Once
+from tests.graphs.capture.capture_cases import Once, heard
 from tests.graphs.test_precision import Transformer, convnet, perceptron
 
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 aten = torch.ops.aten
 
 
@@ -168,9 +169,7 @@ def formulas() -> Iterator[None]:
 
 
 def captured(dtype: torch.dtype = torch.float32) -> tuple[OpGraph, list[str]]:
-    lines: list[str] = []
-    graph = capture(Custom(), torch.zeros(6, 8).to(dtype), training=False, notify=lines.append, name="m")
-    return graph, lines
+    return heard(Custom(), torch.zeros(6, 8).to(dtype), training=False, name="m")
 
 
 def flops(graph: OpGraph, kind: str) -> float:
@@ -204,13 +203,8 @@ def test_scales_do_not_decide_the_dtype_of_a_custom_op() -> None:
 
 
 def test_factorizations_are_guesses() -> None:
-    lines: list[str] = []
-    capture(Once(torch.linalg.solve), (torch.eye(4), torch.eye(4)), training=False, notify=lines.append)
-    (line,) = lines
+    _, (line,) = heard(Once(torch.linalg.solve), (torch.eye(4), torch.eye(4)), training=False)
     assert "the time of aten._linalg_solve_ex is a guess" in line
-
-
-pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 
 
 class Last(nn.Module):

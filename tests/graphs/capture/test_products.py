@@ -19,7 +19,7 @@ from graphs.capture.capture import capture
 from graphs.capture.op_arithmetic import tensor_dtype
 from graphs.graph_columns import DTYPES
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.capture_cases import Once
+from tests.graphs.capture.capture_cases import Once, heard
 
 
 def gemms(graph: OpGraph, kind: str) -> list[list[int]]:
@@ -236,9 +236,8 @@ def test_all_types_of_floats_have_a_dtype_or_are_named() -> None:
     assert set(named.values()) <= set(DTYPES) - {"int", "int8"}
     assert named[torch.float8_e5m2] == "fp8"
     packed = torch.zeros(128, 64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    lines: list[str] = []
     inputs = (packed, packed, zeros(1024, dtype=FP8), zeros(1024, dtype=FP8))
-    graph = capture(Once(scaled), inputs, training=False, notify=lines.append, name="m")
+    graph, lines = heard(Once(scaled), inputs, training=False, name="m")
     assert lines == [
         "model 'm': torch.float4_e2m1fn_x2 is no type that the cost model knows; it is costed as fp8"
     ]

@@ -15,7 +15,7 @@ from agent import place
 from graphs.capture.capture import capture, capture_step
 from graphs.capture.loss import CaptureError, find_loss
 from graphs.capture.structures import split_batch
-from tests.graphs.capture.capture_cases import Calls
+from tests.graphs.capture.capture_cases import Calls, heard
 
 
 @dataclass
@@ -68,9 +68,7 @@ def test_the_loss_is_found_in_what_is_returned(make: Any, loss: Any) -> None:
 
 
 def test_a_mean_of_outputs_is_named_in_one_line() -> None:
-    said: list[str] = []
-    capture(OfDataclass(), Inputs(torch.randn(5, 4)), notify=said.append)
-    (line,) = said
+    _, (line,) = heard(OfDataclass(), Inputs(torch.randn(5, 4)))
     assert line.endswith("it returns no loss; the loss is the mean of output.logits, output.hidden")
     with pytest.raises(CaptureError, match=r"loss='nll' is no key or attribute.* with logits"):
         find_loss({"logits": torch.ones(2)}, "nll")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.sources import MODULES, ROOT, tree_of
+from tests.sources import MODULES, ROOT, printed_by, tree_of
 
 MOST_OF_THE_ENVIRONMENT = 35
 """Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it
@@ -85,10 +83,7 @@ def loaded_by(module: str, then: str = "pass") -> set[str]:
         f"import sys, {module}; {then}; print(*(name for name, module in sys.modules.items()"
         " if name.split('.')[0] in ('graphs', 'envs', 'agent') and not hasattr(module, '__path__')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    return set(done.stdout.split())
+    return set(printed_by(code))
 
 
 def test_the_environment_needs_few_modules_and_no_pipelines() -> None:

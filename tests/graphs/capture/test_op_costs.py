@@ -61,7 +61,7 @@ FULL = 5 * (3 * 16) * 4
         (lambda x: x.sum(0), (REAL,), "sum", 40, 40 * 4 + 4 * 4),
         (lambda x: torch.cat([x, x]), (REAL,), "cat", 0, (40 + 80) * 4),
         (lambda a, b: a @ b, (complex_tensor(3, 4), complex_tensor(4, 5)), "mm", 8 * 60, 8 * (12 + 20 + 15)),
-        (lambda a: a * a.mH, (SQUARE,), "mul", 6 * 16, 2 * 16 * 8),
+        (lambda a: a * a.mH, (SQUARE,), "mul", 6 * 16, 3 * 16 * 8),
         (lambda a: a * 2, (SQUARE,), "mul", 2 * 16, 2 * 16 * 8),
         (lambda a: a + 1, (SQUARE,), "add", 2 * 16, 2 * 16 * 8),
         (torch.fft.fft, (complex_tensor(3, 16),), "_fft_c2c", FULL, 2 * 3 * 16 * 8),

@@ -50,7 +50,6 @@ def split_units(problem: Problem) -> IntArray:
         ({"problems": [nothing_to_place()]}, "nothing to place"),
         ({"mdp": "solve"}, "unknown mdp 'solve'"),
         ({"orders": ["upside-down"]}, "upside-down"),
-        ({"render_mode": "human"}, "unknown render_mode 'human'; use one of ansi, rgb_array"),
         ({"mask": Mask(allowed=lambda _: nowhere(2))}, r"mask of 'chain' on .*: allows no device .* allow"),
         ({"mask": Mask(allowed=lambda _: nowhere(1))}, r"shape \(1, 2\); expected \(n_units, n_devices\)"),
         ({"problems": [chain_problem().graph]}, r"a problem is a OpGraph; use Problem\(graph, cluster\)"),
@@ -174,4 +173,6 @@ def test_arguments_of_many_episodes_are_checked() -> None:
     for arguments in ({"n_envs": 0}, {"n_envs": "4"}, {"threads": 0}, {"seed": -1}):
         with pytest.raises(MdpError, match=r"(episodes|threads|seed) is .*; use a whole number"):
             PlacementVecEnv([chain_problem()], **{"n_envs": 2, **arguments})
+    with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
+        PlacementEnv([chain_problem()], render_mode="human")
     assert PlacementEnv([chain_problem()], orders="bfs").reset()

@@ -31,7 +31,6 @@ from graphs.families import (
     large,
     layers,
     randwire,
-    recurrent,
     ssm,
     text,
 )
@@ -106,26 +105,6 @@ def test_randwire_draws_every_kind_of_network_and_wirings_of_several_sources() -
     assert sum(any(len(sources) > 2 for sources in stage.wiring) for stage in stages) >= 10
 
 
-@pytest.mark.parametrize("stepwise", [False, True])
-def test_stepwise_and_joint_losses_of_ptb_agree(stepwise: bool) -> None:
-    cell = recurrent.RecurrentCell((0, 1), ("tanh", "relu", "tanh"), 4)
-    model = recurrent.RecurrentModel(cell, 7, tied=True, stepwise=False)
-    words = torch.randint(7, (5, 3))
-    expected = model(words, words, torch.zeros(3, 4))
-    model.stepwise = stepwise
-    torch.testing.assert_close(model(words, words, torch.zeros(3, 4)), expected)
-    assert model.softmax.weight is model.embedding.weight
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_fused_and_explicit_attention_agree(causal: bool) -> None:
-    x = torch.randn(2, 5, 8)
-    attention = layers.Attention(8, 2, causal=causal, joint=False, fused=False)
-    expected = attention(x)
-    attention.fused = True
-    torch.testing.assert_close(attention(x), expected)
-
-
 def test_ssm_draws_have_attention_between_in_some_and_one_chunk_in_others() -> None:
     modules = [draw("ssm", seed)[0] for seed in range(FAMILIES["ssm"])]
     attends = [any(isinstance(part, layers.Attention) for part in module.modules()) for module in modules]
@@ -151,17 +130,6 @@ def test_a_published_model_has_its_published_number_of_parameters(model: str, pa
 def test_the_sequence_model_has_eight_layers_each_way() -> None:
     module, (source, *_) = large.seq2seq()
     assert (len(module.encoder.cells), len(module.decoder.cells), len(source)) == (8, 8, 78)
-
-
-def test_a_word_does_not_see_later_ones() -> None:
-    torch.manual_seed(0)
-    model = text.Llama(layers=2, width=16, inner=24, heads=2, vocabulary=11)
-    words = torch.randint(11, (1, 6))
-    changed = words.clone()
-    changed[0, -1] = (changed[0, -1] + 1) % 11
-    logits, others = model.logits(words), model.logits(changed)
-    assert torch.allclose(logits[:, :-1], others[:, :-1], atol=1e-6)
-    assert not torch.allclose(logits[:, -1], others[:, -1])
 
 
 def tiny(name: str, seed: int) -> OpGraph:

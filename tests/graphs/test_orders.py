@@ -69,13 +69,6 @@ def test_a_random_order_is_the_generators() -> None:
     assert names(graph, "random") == names(graph, "random")
 
 
-def test_unknown_order_lists_the_known() -> None:
-    with pytest.raises(
-        OrderError, match=r"unknown order 'dfs'; use one of topo, reversed-topo, dfs-preorder"
-    ):
-        ORDERS["dfs"]
-
-
 def late_mistake(graph: OpGraph, rng: np.random.Generator) -> np.ndarray:
     return np.flatnonzero(graph.is_compute)[99]
 

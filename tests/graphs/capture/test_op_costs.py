@@ -280,15 +280,6 @@ def test_products_have_the_flops_that_torch_counts(name: str) -> None:
     assert product_flops(capture(module, inputs, gpu=None)) == torch_flops(module, inputs) > 0
 
 
-def test_torch_counts_fused_attention_on_the_cpu_since_2_15() -> None:
-    module, tokens = Transformer(), TOKENS
-    graph = capture(module, tokens)
-    attention = product_flops(graph, "attention")
-    assert attention == 2 * (2 + 5) * 2 * 4 * 4 * 16 * 16 * 16
-    is_counted = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry
-    assert product_flops(graph) - (0 if is_counted else attention) == torch_flops(module, tokens)
-
-
 def torch_peak_bytes(module: nn.Module, inputs: Tensor, optimizer: str) -> int:
     """Peak of the second step, when the state of the optimizer and the gradients are there.
 

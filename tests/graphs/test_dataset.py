@@ -7,7 +7,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import torch
 
 from graphs import dataset
 from graphs.dataset import (
@@ -43,11 +42,6 @@ LOSSES |= {"inception": 2.216170414, "gpt": 2.447638362, "bert": 3.324470924, "v
 LOSSES |= {"moe": 2.398628969, "randwire": 1.86136387, "llama": 3.372420919, "ssm": 4.543367085}
 LOSSES |= {"gnn": 4.74855378, "t5": 2.576641979, "switch": 2.771401794}
 """Losses of small models as of commit e4863f7, whose tests have the building blocks worked out by hand."""
-
-
-@pytest.fixture(autouse=True)
-def _torch_seed() -> None:
-    torch.manual_seed(0)
 
 
 def shapes(name: str, seed: int) -> list[tuple[str, tuple[int, ...]]]:

@@ -22,6 +22,6 @@ def tree_of(path: Path) -> ast.Module:
 def printed_by(code: str) -> list[str]:
     """Words that a fresh interpreter prints which runs some code."""
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     assert not done.stderr
     return done.stdout.split()

@@ -17,9 +17,11 @@ import envs  # noqa: F401 - registers the environment
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
+from envs.placement.masks import Mask
 from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES
 from envs.placement.observation.graph_observation import NEIGHBOUR_FEATURES, OP_FEATURES, GraphObservation
 from envs.placement.observation.rollout_features import FAR, FAR_OF_LONG, HORIZONS, LONG
+from envs.placement.state import mdp_arrays
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.system.array_types import FloatArray
@@ -28,6 +30,13 @@ from tests.envs.random_problems import random_graph
 
 NAMES = [feature.name for feature in DEVICE_FEATURES]
 ID = "placewalk/Placement-v1"
+
+
+def on_gpus(graph: OpGraph, *memory_bytes: float) -> Problem:
+    """Places a graph on equal devices with links of 8 bytes/s and 0.25 s."""
+    n, names = len(memory_bytes), "xyz"
+    devices = tuple(Device(names[i], "gpu", each, 1.0, 1.0, 0.0) for i, each in enumerate(memory_bytes))
+    return Problem(graph, Cluster("equal", devices, np.full((n, n), 8.0), np.full((n, n), 0.25)))
 
 
 def graph_of(
@@ -43,6 +52,15 @@ def together(n: int) -> dict[str, Any]:
 
 
 UPDATE = {"colocate": 0, "phase": "optimizer"}
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_only_what_is_placed_alone_waits_for_updates(is_alone: bool) -> None:
+    """A gradient goes to a sum, which alone an update reads; it may be placed with an op before it."""
+    ops = dict.fromkeys(("a", "gradient", "sum", "update"), 1.0)
+    gradient = {} if is_alone else together(0)
+    graph = graph_of(ops, [(1, 8.0, [2]), (2, 8.0, [3])], a=together(0), gradient=gradient, update=UPDATE)
+    assert mdp_arrays(on_gpus(graph, 1e9), Mask()).waits.tolist() == [0, int(is_alone), 1, 0]
 
 
 def test_features_of_a_hand_made_instance() -> None:
@@ -85,10 +103,8 @@ def test_features_of_a_hand_made_instance() -> None:
 
 
 def features_after_the_first_op_went_to_the_second_device(graph: OpGraph) -> dict[str, FloatArray]:
-    """Returns by name one entry per device of three with links of 8 bytes/s and 0.25 s."""
-    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
-    cluster = Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25))
-    env = PlacementEnv([Problem(graph, cluster)])
+    """Returns by name one entry per device of three."""
+    env = PlacementEnv([on_gpus(graph, 100.0, 100.0, 100.0)])
     env.reset(seed=0)
     return columns(env.step(np.int64(1))[0])
 
@@ -159,6 +175,30 @@ HAND_MADE: dict[str, tuple[OpGraph, dict[str, FloatArray]]] = {
         rollouts(there(0.65 / 1.75), there((2 + 6 + 3.25 - 1 - 5 - 2) / 3 / 1.75), "far")
         | rollouts(there(1 / 1.75), there(1 / 1.75), "path"),
     ),
+    # The last of twelve ops, which takes 100 s, reads 8 bytes from a on y; those between take no time. It
+    # could start on y at 1 s, or elsewhere at 2.25; with the op at hand on y, on y at 2.
+    "when ops beyond a rollout could start": (
+        graph_of({f"op{at}": s for at, s in enumerate([1.0, 1.0, *[0.0] * 9, 100.0])}, [(0, 8.0, [11])]),
+        rollouts(there(1 / 34)),
+    ),
+    "all compute ops of a unit": (
+        graph_of(
+            {"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0},
+            [],
+            **{op: together(unit) for op, unit in zip("abcd", (0, 1, 0, 1), strict=True)},
+        ),
+        {"op_time": np.log1p([4.0 / 1.75] * 3), "load_over_mean": np.array([-1.0, 2.0, -1.0])},
+    ),
+    # The last of ten ops of one unit reads 160 bytes from the op at hand: far ahead, no decision away. On y
+    # all run one after the other, until 11 s; elsewhere the bytes arrive at 21.25 s.
+    "horizons count decisions": (
+        graph_of(
+            {f"op{at}": 1.0 for at in range(11)},
+            [(1, 160.0, [10])],
+            **{f"op{at}": together(int(at == 1)) for at in range(11)},
+        ),
+        rollouts(elsewhere(11.25), None, HORIZONS[0]),
+    ),
 }
 
 
@@ -182,6 +222,15 @@ def test_the_far_horizon_includes_what_decided_units_run_later(n_others: int, de
     assert time_s[1] == 0.0
     np.testing.assert_allclose(time_s[[0, 2]], 102.25 - math.ceil((decided + 1) / 3) - 1.0, rtol=1e-5)
     assert np.expm1(table[f"rollout_step_time_{HORIZONS[0]}_over_least"]).max() < 2.0
+
+
+def test_rollouts_keep_to_the_memory() -> None:
+    """An op that reads 80 bytes must leave the device they are on, whose memory its parameters exceed."""
+    kept = {op: {"resident_bytes": 6} for op in "ab"}
+    graph = graph_of({"a": 1.0, "b": 1.0}, [(0, 80.0, [1])], **kept)
+    seen, _ = PlacementEnv([on_gpus(graph, 10.0, 20.0)]).reset(seed=0)
+    time_s = columns(seen)[f"rollout_step_time_{HORIZONS[0]}_over_least"]
+    np.testing.assert_allclose(time_s, np.log1p([10.25, 0.0]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])

@@ -259,6 +259,13 @@ def test_worker_processes_know_a_plugins_placer_and_files_beside_it_hide_no_libr
     assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
 
 
+def test_the_environment_names_plugins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    code = "from graphs.families import FAMILIES; print(FAMILIES['of-mine'])"
+    done = run(tmp_path, "-c", code, PLACEWALK_PLUGINS="mine.py")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

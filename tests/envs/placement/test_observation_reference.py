@@ -239,7 +239,7 @@ def test_equals_the_plain_reference(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_equals_the_plain_reference_in_program_order_beyond_the_last_horizon(schedule: str) -> None:
     rng = np.random.default_rng(5)
-    graph = training_graph(rng, 12, ties=schedule == "fifo", together=1.0)
+    graph = training_graph(rng, 9, ties=schedule == "fifo", together=1.0)
     problem = Problem(graph, random_cluster(rng, 2, schedule=schedule))
     pair = begin([problem], ["topo"], "construct", True, 0)
     (reference,) = pair.references

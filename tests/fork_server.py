@@ -10,7 +10,7 @@ from multiprocessing import forkserver
 
 PRELOADED = ("agent.calibration.this_machine", "envs.runtime.torch_stages", "torch.utils.tensorboard")
 PRELOADED += ("envs.runtime.backends.cuda.stream_host", "tests.agent.contexts.worker_cases")
-PRELOADED += ("tests.envs.runtime.torch_ranks", "tests.faults.processes", "tests.warm_commands")
+PRELOADED += ("tests.faults.processes", "tests.warm_commands")
 
 context = multiprocessing.get_context("forkserver")
 

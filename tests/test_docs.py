@@ -1,4 +1,4 @@
-"""The documentation builds strictly, knows every flag, is short, and its commands are accepted."""
+"""The documentation builds strictly, knows every flag and is short; commands are accepted, examples run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+import torch
 
 from agent.commands import evaluate_flags, train_flags
+from agent.policy.policy import torch_threads
+from agent.policy.serialization import load_policy
+from envs.placement.observation.features import DEVICE_FEATURES
+from envs.simulator.simulate import simulate_problem
 from tests.sources import ROOT
 from tests.test_readme import blocks
 
@@ -24,6 +29,11 @@ READMES = [ROOT / name / "README.md" for name in (*MAPS, "agent/instances", "tes
 MOST_WORDS, MOST_OF_A_MAP = 20_150, 400
 MOST_SECONDS = 45
 """Of the processor; a build takes a dozen on a quiet machine."""
+WALK, SCRIPTS, RUNS = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("explanation/walk.md", "how-to/environment.md", "how-to/run.md")
+)
+EXAMPLES = blocks(RUNS + SCRIPTS, "python")
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +85,53 @@ def test_the_first_snippet_runs() -> None:
     found: dict[str, object] = {}
     exec(blocks((ROOT / "docs/index.md").read_text(encoding="utf-8"), "python")[0], found)
     assert found["plan"]
+
+
+def test_the_table_lists_every_feature() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", WALK, flags=re.MULTILINE)
+    declared = [(feature.name, feature.group, feature.unit) for feature in DEVICE_FEATURES]
+    assert [(name, group, unit) for name, group, unit, _ in rows] == declared
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = EXAMPLES[-1]
+    short, n = re.subn(r"n_steps=\d+, (.*)learn\([\d_]+\)", r"n_steps=64, \1learn(64)", example)
+    assert n == 1
+    names: dict[str, object] = {}
+    n_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        exec(short, names)
+        assert torch.get_num_threads() == 1, "more threads take several times as long"
+    finally:
+        torch.set_num_threads(n_threads)
+    model = names["model"]
+    assert model.num_timesteps == 64
+    result = names["info"]["result"]  # type: ignore[index]
+    assert float(capsys.readouterr().out.splitlines()[-1]) == result.ratio_to_single
+    problem = names["problems"][0]  # type: ignore[index]
+    assert result.step_time_s == simulate_problem(problem, result.device_of).total_s
+
+
+def test_the_example_of_sb3_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = next(each for each in EXAMPLES if "PlacementPPO" in each)
+    short, n = re.subn(
+        r"n_steps=256(.*)learn\(20_000(.*)eval_freq=256",
+        r"n_steps=8\1learn(128\2eval_freq=8",
+        example,
+        flags=re.S,
+    )
+    names: dict[str, object] = {}
+    with torch_threads(1):
+        exec(short, names)
+    assert n == 1
+    assert names["model"].num_timesteps == 128  # type: ignore[attr-defined]
+    assert load_policy("my_policy").network
+
+
+def test_the_placed_module_trains() -> None:
+    names: dict[str, object] = {}
+    exec(next(example for example in EXAMPLES if "plan.compile" in example), names)
+    assert isinstance(names["loss"], torch.Tensor)
+    assert names["runner"].n_steps == 10  # type: ignore[attr-defined]

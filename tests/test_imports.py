@@ -1,11 +1,9 @@
-"""Imports go down from room to room, and what must start fast loads nothing heavy."""
+"""Imports go down from room to room, journeys from file to file; what must start fast loads little."""
 
 from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from tests.sources import MODULES, ROOT, TOPS, tree_of
+from tests.sources import MODULES, ROOT, TOPS, printed_by, tree_of
 
 ROOMS = (
     ("graphs.system",),
@@ -129,15 +127,17 @@ def test_a_package_loads_nothing_heavy() -> None:
 def loaded(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter holds after running `code`."""
     report = f"{code}\nimport sys; print('loaded', *{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run(
-        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    return set(done.stdout.splitlines()[-1].split()[1:])
+    return set(" ".join(printed_by(report)).rpartition("loaded ")[2].split())
 
 
-@pytest.mark.parametrize("package", ["graphs", "envs", "agent"])
+@pytest.mark.parametrize("package", ["graphs", "agent", "graphs.families, graphs.dataset"])
 def test_packages_load_no_torch(package: str) -> None:
     assert not loaded(f"import {package}") & set(HEAVY)
+
+
+def test_importing_envs_registers_the_environment_and_stays_light() -> None:
+    code = "import envs, gymnasium; assert 'placewalk/Placement-v1' in gymnasium.registry"
+    assert not loaded(code) & {"numba", *HEAVY}
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -154,7 +154,46 @@ def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
         "from agent.placers.base import PLACERS; list(PLACERS)\n"
         "print(*sys.modules.keys() & {'scipy.optimize', 'matplotlib', 'torch'})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=60
+    assert not printed_by(report)
+
+
+ROW = re.compile(r"^\| (.+) \| (\d+) \| (`[\w/]+\.py`(?:, `[\w/]+\.py`)+) \|$", re.MULTILINE)
+JOURNEYS = {
+    what: (int(count), re.findall(r"`([\w/]+\.py)`", files))
+    for what, count, files in ROW.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+}
+MOST = {
+    "`evaluate.py --model` to a row of `results.csv`": 20,
+    "flags of `train_agent.py` to a saved policy": 17,
+    "an action of the environment to its reward": 9,
+}
+"""The most files that a journey may have."""
+
+
+def dotted(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def names(text: str, file: str) -> bool:
+    """Whether a text imports a module, or names it for a registry by the end of its dotted name."""
+    package, _, module = dotted(file).rpartition(".")
+    forms = (
+        rf"from {re.escape(package)} import .*\b{module}\b",
+        rf"(?:from|import) {re.escape(dotted(file))} ",
+        rf'"{re.escape(".".join(dotted(file).split(".")[-2:]))}"',
     )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+    return any(re.search(form, text) for form in forms)
+
+
+def test_all_journeys_are_told() -> None:
+    assert JOURNEYS.keys() == MOST.keys()
+
+
+@pytest.mark.parametrize("what", MOST)
+def test_a_journey_is_short_and_goes_on_from_a_file_before(what: str) -> None:
+    count, files = JOURNEYS[what]
+    assert count == len(set(files)) == len(files) <= MOST[what]
+    seen = ""
+    for place, file in enumerate(files):
+        assert place == 0 or names(seen, file), f"no file before {file} imports it"
+        seen += (ROOT / file).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Every snippet of the README runs as pasted, in a fresh copy of the checkout, with the shipped policy.
 
-Three things differ, as they would take too long: trainings get a fraction of their minutes, LLaMA 7B is not
-placed, and what `make` and `tensorboard` would do is not done, only their existence checked.
+What takes too long differs: trainings get a fraction of their minutes, evaluations of their budget, LLaMA
+7B is not placed, and what `make` and `tensorboard` would do is not done, only their existence checked.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
                 continue
             if "--minutes" in words:
                 words[words.index("--minutes") + 1] = MINUTES
-            run(clone, *words[1:])
+            run(clone, *words[1:], *["--budget", "200"] * (words[1] == "evaluate.py"))
     assert "use this placement: no single device has the memory" in run(clone, "quickstart.py")
     run(clone, "learn.py")
     assert (clone / "step.svg").exists()

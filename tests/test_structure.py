@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.sources import MODULES, ROOT, printed_by, tree_of
+
 MOST_OF_THE_ENVIRONMENT = 35
 """Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it
 needs nothing that makes them."""
@@ -29,31 +28,25 @@ MOST_ON_PIPELINES = 8
 """Conditions that ask for pipelines elsewhere."""
 
 
-def modules_of(*tops: str) -> dict[Path, ast.Module]:
-    paths = [path for top in tops for path in sorted((ROOT / top).rglob("*.py"))]
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-
-
 def lines_of(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-PRODUCT = modules_of("graphs", "envs", "agent")
+def nodes() -> Iterator[ast.AST]:
+    return (node for path in MODULES for node in ast.walk(tree_of(path)))
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of, modules_of("agent/learn"))) <= 2_900
-    assert sum(map(lines_of, PRODUCT)) <= MOST_LINES
-    assert sum(map(lines_of, modules_of("tests"))) <= MOST_TEST_LINES
-    assert len(PRODUCT) <= MOST_MODULES
-    small = [path for path in PRODUCT if path.stem != "__init__" and lines_of(path) < SMALL]
+    assert sum(map(lines_of, (ROOT / "agent/learn").rglob("*.py"))) <= 2_900
+    assert sum(map(lines_of, MODULES)) <= MOST_LINES
+    assert sum(map(lines_of, (ROOT / "tests").rglob("*.py"))) <= MOST_TEST_LINES
+    assert len(MODULES) <= MOST_MODULES
+    small = [path for path in MODULES if path.stem != "__init__" and lines_of(path) < SMALL]
     assert len(small) <= MOST_SMALL_MODULES
 
 
 def test_few_modules_are_imported_late() -> None:
-    functions = (
-        node for tree in PRODUCT.values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-    )
+    functions = (node for node in nodes() if isinstance(node, ast.FunctionDef))
     inner = {
         node for function in functions for node in ast.walk(function) if isinstance(node, ast.ImportFrom)
     }
@@ -65,14 +58,12 @@ def test_kernels_return_no_named_tuples_to_python() -> None:
     """Numba calls their class to make them; an interrupt that arrives meanwhile crashes the process."""
     named = {
         node.name
-        for tree in PRODUCT.values()
-        for node in ast.walk(tree)
+        for node in nodes()
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "NamedTuple" for base in node.bases)
     }
     entries = [
         node
-        for tree in PRODUCT.values()
-        for node in ast.walk(tree)
+        for node in nodes()
         if isinstance(node, ast.FunctionDef)
         and any(
             "kernel(" in (text := ast.unparse(each)) and "entry=True" in text for each in node.decorator_list
@@ -92,10 +83,7 @@ def loaded_by(module: str, then: str = "pass") -> set[str]:
         f"import sys, {module}; {then}; print(*(name for name, module in sys.modules.items()"
         " if name.split('.')[0] in ('graphs', 'envs', 'agent') and not hasattr(module, '__path__')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    return set(done.stdout.split())
+    return set(printed_by(code))
 
 
 def test_the_environment_needs_few_modules_and_no_pipelines() -> None:
@@ -133,9 +121,9 @@ def test_few_conditions_ask_for_pipelines() -> None:
     Pipelines are at home in their rooms, in what runs their stages, and behind the front doors.
     """
     asking = []
-    for path, tree in PRODUCT.items():
+    for path in MODULES:
         where = path.relative_to(ROOT).as_posix()
-        for condition in conditions(tree) if not where.startswith(HOMES_OF_PIPELINES) else ():
+        for condition in conditions(tree_of(path)) if not where.startswith(HOMES_OF_PIPELINES) else ():
             names = [getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(condition)]
             if any("pipelin" in str(name).lower() or name == "STEP" for name in names):
                 asking.append(f"{where}: {ast.unparse(condition)}")

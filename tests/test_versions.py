@@ -6,8 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from graphs.capture.tracing import TESTED_TORCH
 from tests import versions
 from tests.versions import FIRST, LAST, PAIRS, Result
@@ -45,23 +43,3 @@ def test_results_are_kept_and_written(tmp_path: Path) -> None:
     assert "| 2.15.0+cu132 | 3.12 | 1 failed, 1 skipped |" in text
     assert "\n\nNot run: 2.15.0:3.13, " in text
     assert "old" not in text
-
-
-def test_a_python_that_is_not_here_is_said(tmp_path: Path) -> None:
-    found = versions.run_pair("2.15.0", "3.99", tmp_path / "none", versions.TESTS)
-    assert (found.words, found.is_whole) == ("no Python 3.99 here", False)
-
-
-@pytest.mark.parametrize(
-    ("tests", "words"), [(versions.TESTS, "5 passed"), (("tests/a",), "5 passed (of tests/a alone)")]
-)
-def test_a_pair_runs_the_tests_in_its_environment(tmp_path: Path, tests: tuple[str, ...], words: str) -> None:
-    folder = tmp_path / "torch"
-    (folder / "bin").mkdir(parents=True)
-    script = folder / "bin" / "python"
-    script.write_text(
-        '#!/bin/sh\ncase "$*" in *pytest*) echo "5 passed in 3.0s" ;; *) echo 2.15.0+x ;; esac\n'
-    )
-    script.chmod(0o755)
-    found = versions.run_pair("2.15.0", "3.11", folder, tests)
-    assert (found.installed, found.words, found.is_whole) == ("2.15.0+x", words, tests == versions.TESTS)

@@ -132,12 +132,3 @@ def test_its_commands_run_in_an_empty_folder(programs: Path, tmp_path: Path) -> 
     run([programs / "placewalk-train", *f"{flags} {sizes}".split()], tmp_path, NUMBA_DISABLE_JIT="1")
     trained = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
     assert (trained["versions"]["placewalk"], trained["git_commit"]) == (version, None)
-    code = """
-from agent import place
-import torch
-with torch.device("meta"):
-    plan = place(torch.nn.Linear(64, 64), (torch.randn(8, 64),), placer="heft")
-plan.save("placement.json")
-"""
-    run([programs / "python", "-c", code], tmp_path, NUMBA_DISABLE_JIT="1")
-    assert json.loads((tmp_path / "placement.json").read_text())["device_of"]

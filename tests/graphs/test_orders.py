@@ -69,13 +69,6 @@ def test_a_random_order_is_the_generators() -> None:
     assert names(graph, "random") == names(graph, "random")
 
 
-def test_unknown_order_lists_the_known() -> None:
-    with pytest.raises(
-        OrderError, match=r"unknown order 'dfs'; use one of topo, reversed-topo, dfs-preorder"
-    ):
-        ORDERS["dfs"]
-
-
 def late_mistake(graph: OpGraph, rng: np.random.Generator) -> np.ndarray:
     return np.flatnonzero(graph.is_compute)[99]
 
@@ -115,11 +108,6 @@ def test_a_list_of_any_integers_is_an_order(monkeypatch: pytest.MonkeyPatch) -> 
         ORDERS._entries, "mine", lambda *_: np.array([6, 5, 4, 3, 2, 1], dtype=np.uint8)[::-1]
     )
     assert names(hand_made(), "mine") == names(hand_made(), "topo")
-
-
-def test_all_orders_are_there() -> None:
-    expected = "topo reversed-topo dfs-preorder dfs-postorder bfs alpha lexico-topo random b-level cost"
-    assert list(ORDERS) == expected.split()
 
 
 def test_measured_seconds_are_the_nominal_cost() -> None:

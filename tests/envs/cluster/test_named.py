@@ -1,10 +1,11 @@
-"""Clusters named by kinds, and how far their links are from collectives that others measured."""
+"""Device kinds, clusters named by them, and how far their links are from collectives that others measured."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, ClusterError
-from envs.cluster.kinds import KINDS, measured_links
+from envs.cluster.host import EAGER_ISSUE_S
+from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, Kind, measured_links
 from envs.cluster.named import BOXES, NAMES, NETWORK_LATENCY_S, kind_named, named_cluster
 from envs.cluster.presets import PRESETS, get_cluster
 from envs.problem import Problem
@@ -22,8 +24,49 @@ from envs.simulator.simulate import step_time_s
 from graphs.op_graph import build_graph
 
 CHAIN = build_graph("chain", "", [{"name": "a", "flops": 1e9}, {"name": "b", "flops": 1e9}], [(0, 1e6, [1])])
-MIB = 2**20
 RESULTS = Path(__file__).parents[3] / "agent" / "lab" / "results"
+LINKS = measured_links()
+
+
+def test_stand_ins_of_peaks() -> None:
+    v100, a100 = KINDS["v100-sxm2-16gb"].device(), KINDS["a100-sxm4-40gb"].device()
+    assert v100.peak("tf32") == v100.peak("bf16") == v100.peak("fp32") == v100.flops_per_s == 15.7e12
+    assert (a100.peak("tf32"), a100.peak("bf16"), a100.peak("fp16")) == (156e12, 312e12, 312e12)
+    assert a100.peak("") == a100.peak("int") == a100.flops_per_s == 19.5e12
+    assert replace(a100, peaks={}).peak("fp16") == 19.5e12
+    assert (v100.peak("fp8"), a100.peak("fp8"), a100.peak("int8")) == (125e12, 312e12, 624e12)
+    assert replace(a100, peaks={"fp32": 1e12}).peak("fp8") == 1e12
+    assert KINDS["h100-sxm5-80gb"].device().peak("fp8") == 2 * 989.4e12
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_tensors_cannot_have_the_memory_of_the_context_nor_what_is_fragmented(kind: Kind) -> None:
+    left = kind.memory_bytes - CONTEXT_BYTES
+    assert kind.device().memory_bytes == pytest.approx(0.95 * left)
+    assert kind.memory_bytes > 7600 * MIB
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "share", "datasheet_gb_per_s"),
+    [
+        ("4xv100-sxm2", "v100-nvlink", 2 / 3, 50),
+        ("4xa100-pcie", "pcie3", 2.0, 31.5),
+        ("8xa100-sxm4", "a100-nvswitch", 1.0, 300),
+        ("4xh100-sxm5", "a100-nvswitch", 1.5, 450),
+        ("a100+v100", "pcie3", 1.0, 15.75),
+        ("3090+2080+titan", "pcie3", 1.0, 15.75),
+    ],
+)
+def test_calibrated_presets_have_the_numbers_of_the_file(
+    preset: str, name: str, share: float, datasheet_gb_per_s: float
+) -> None:
+    cluster, link = get_cluster(preset), LINKS[name]
+    assert {device.kind for device in cluster.devices} <= set(KINDS)
+    np.testing.assert_allclose(cluster.bytes_per_s, share * link.bytes_per_s)
+    np.testing.assert_array_equal(cluster.latency_s, link.latency_s)
+    np.testing.assert_allclose(cluster.n_half_matrix, share * link.n_half_bytes)
+    assert (cluster.issue_s, cluster.issue_per) == (EAGER_ISSUE_S, "op")
+    assert 0.6e9 * datasheet_gb_per_s < cluster.bytes_per_s.max() < 1e9 * datasheet_gb_per_s
 
 
 def step_s(cluster: Cluster, *device_of: int) -> float:
@@ -55,7 +98,7 @@ def test_nodes_are_linked_within_as_one_node_and_between_by_the_rate(
         assert all((blocks[at, at] == one).all() for at in range(n_nodes))
         assert (matrix == matrix.T).all()
     if n_nodes > 1:
-        network = measured_links()["gh200-nodes"].bytes_per_s * gbps / 200
+        network = LINKS["gh200-nodes"].bytes_per_s * gbps / 200
         assert cluster.bytes_per_s[0, -1] == pytest.approx(min(network, node.bytes_per_s[0, -1]))
         assert cluster.latency_s[0, -1] == NETWORK_LATENCY_S
 
@@ -107,6 +150,19 @@ def test_links_follow_from_the_box() -> None:
         ("2x2xl4@0g", "a rate is gigabits"),
         ("2x2xl4@25", "a rate is gigabits"),
         ("\n", r"unknown cluster '\\n': there is no kind"),
+        ("", "unknown cluster ''"),
+        (
+            "5xv100",
+            r"unknown cluster '5xv100': there is no kind 'v100' .did you mean v100-pcie or .*; write Nx.*"
+            r"NAME:N .*, or the path .* `evaluate.py --list-clusters` lists kinds and presets",
+        ),
+        ("4xv100:5", "write '4xv100:N' with N devices, 1 to 4"),
+        ("4xv100:0", "write '4xv100:N'"),
+        ("placeto-k80:", "write 'placeto-k80:N' with N devices, 1 to 1024"),
+        ("placeto-k80:-1", "write 'placeto-k80:N'"),
+        ("placeto-k80:²", "write 'placeto-k80:N'"),
+        ("placeto-k80:99999999", "write 'placeto-k80:N'"),
+        ("random", "^cluster 'random': only trainings on simulated steps draw clusters"),
     ],
 )
 def test_a_wrong_name_is_one_line(name: str, clause: str) -> None:
@@ -121,7 +177,7 @@ def error_line(name: str, cluster: Cluster, rows: list[dict[str, str]]) -> str:
     sizes, measured_s = (np.array([float(row[key]) for row in rows]) for key in ("n_bytes", "measured_s"))
     half = np.array([1.0 if row["collective"] == "all_reduce" else 0.5 for row in rows])
     errors = np.abs(half * ring_seconds(Problem(CHAIN, cluster), np.arange(n), sizes) / measured_s - 1)
-    classes = np.searchsorted([MIB // 4, 16 * MIB], sizes, side="right")
+    classes = np.searchsorted([MIB / 4, 16 * MIB], sizes, side="right")
     cells = [*(np.median(errors[classes == each]) for each in range(3)), *np.quantile(errors, [0.5, 0.9])]
     return f"| {name} | {len(rows)} | {' | '.join(f'{cell:.1%}' for cell in cells)} |"
 

@@ -1,4 +1,4 @@
-"""Efficiency models: known answers and properties."""
+"""Models of products, convolutions and traffic: known answers and properties."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.costs.convolutions import ConvolutionModel
 from envs.costs.efficiency import BatchedModel, Machine, MatmulModel, MatmulWork, TrafficModel, both
 
 IDEAL = MatmulModel(
@@ -24,6 +25,12 @@ IDEAL = MatmulModel(
     deep=0.0,
 )
 """Computes at the peak, in whole waves, with no traffic."""
+WINOGRAD = ConvolutionModel(
+    **asdict(replace(IDEAL, waves=0.0)), fused=1e-3, fused_prologue=0.0, transforms=1e9
+)
+"""At the peak, in no waves and with no traffic; Winograd's algorithm in one kernel is far slower."""
+FUSED = replace(WINOGRAD, fused=1.0, transforms=1e-9)
+"""The same, where that in one kernel is at the peak and that in four far slower."""
 MACHINE = Machine(bytes_per_s=1e9, multiprocessors=10, l2_bytes=1e6)
 PEAK = 1e12
 
@@ -63,10 +70,8 @@ def test_traffic_bounds_thin_products() -> None:
 
 
 def test_power_limits_large_tiles() -> None:
-    limited = replace(IDEAL, sustained=0.25)
-    ratio = limited.seconds(work((10, 256, 128, 64)), MACHINE) / IDEAL.seconds(
-        work((10, 256, 128, 64)), MACHINE
-    )
+    large = work((10, 256, 128, 64))
+    ratio = replace(IDEAL, sustained=0.25).seconds(large, MACHINE) / IDEAL.seconds(large, MACHINE)
     np.testing.assert_allclose(ratio, 4.0, rtol=1e-3)
 
 
@@ -127,3 +132,68 @@ def test_long_rows_cost_more_where_they_are_many() -> None:
     assert slower[0] == pytest.approx(1.0, abs=1e-3)
     assert slower[1] < 1.2
     assert slower[2] == pytest.approx(1.5)
+
+
+def convolution(samples: int, side: int, channels: int, bytes_moved: float = 0.0) -> MatmulWork:
+    """3x3 convolutions of as many channels as before, padded to keep the image."""
+    return MatmulWork(
+        np.array([[1.0, samples * side * side, channels, 9 * channels]]),
+        np.array([bytes_moved]),
+        np.array([4.0]),
+        np.array([PEAK]),
+        np.full((1, 2), float(side)),
+    )
+
+
+def shaped(height: int, width: int, outputs: int = 512) -> MatmulWork:
+    """512 samples of 512 channels."""
+    square = convolution(512, 16, 512)
+    shape = np.array([[1.0, 512 * height * width, outputs, 9 * 512]])
+    return replace(square, shape=shape, image=np.array([[height, width]], dtype=np.float64))
+
+
+LARGE = convolution(64, 32, 512)
+DIRECT_S = 2.0 * 64 * 32**2 * 512 * 9 * 512 / PEAK
+
+
+@pytest.mark.parametrize(
+    ("model", "saved"), [(WINOGRAD, 144 / 36), (FUSED, 36 / 16), (replace(WINOGRAD, transforms=1e-9), 1.0)]
+)
+def test_winograd_saves_products_where_it_is_faster_and_an_image_is_known(
+    model: ConvolutionModel, saved: float
+) -> None:
+    assert model.seconds(LARGE, MACHINE) == pytest.approx(DIRECT_S / saved, rel=1e-3)
+    no_image = replace(LARGE, image=np.zeros((1, 2)))
+    assert model.seconds(no_image, MACHINE) == pytest.approx(DIRECT_S, rel=1e-3)
+
+
+def test_images_are_padded_to_whole_tiles() -> None:
+    """Of 4x4 outputs, of which 5x5 takes four; and a block of the single kernel has 8x16."""
+    five, eight, nine = (WINOGRAD.seconds(convolution(512, side, 512), MACHINE)[0] for side in (5, 8, 9))
+    assert five == pytest.approx(eight)
+    assert nine == pytest.approx(eight * 9 / 4)
+    eight, fifteen, sixteen = (FUSED.seconds(convolution(512, side, 512), MACHINE)[0] for side in (8, 15, 16))
+    assert fifteen == pytest.approx(sixteen)
+    assert sixteen == pytest.approx(2 * eight)
+    four, tall = (FUSED.seconds(shaped(*sides), MACHINE)[0] for sides in ((4, 16), (8, 16)))
+    assert four == pytest.approx(tall)
+
+
+def test_the_single_kernel_writes_and_reads_transformed_weights() -> None:
+    model = replace(FUSED, traffic=0.5, efficiency=1e-3)
+    (seconds,) = model.seconds(convolution(1, 16, 4096), Machine(1e10, 10, 1e6))
+    assert seconds == pytest.approx(2 * 16 * 4096**2 * 4 / 0.5e10, rel=0.01)
+
+
+def test_blocks_of_the_single_kernel_have_32_channels() -> None:
+    few, many = (FUSED.seconds(shaped(16, 16, outputs), MACHINE)[0] for outputs in (33, 64))
+    assert few == pytest.approx(many)
+
+
+def test_transforms_move_the_operands_and_the_transformed() -> None:
+    model = replace(WINOGRAD, transforms=0.5)
+    samples, side, channels = 64, 8, 256
+    transformed = 36 * (samples * 4 * 2 * channels + channels**2) * 4
+    products_s = 2.0 * samples * side**2 * channels * 9 * channels / PEAK / 4
+    (seconds,) = model.seconds(convolution(samples, side, channels, 1e6), Machine(1e12, 10, 1e6))
+    assert seconds == pytest.approx((1e6 + transformed) / 0.5e12 + products_s, rel=1e-3)

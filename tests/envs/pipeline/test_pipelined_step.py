@@ -1,4 +1,4 @@
-"""Pipelined steps: equal to a plain simulation, to answers of others, and to the step for one microbatch."""
+"""Pipelined steps equal a plain simulation, answers of others, and the step for one microbatch; schedules."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed.pipelining.schedules as torch_schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.pipeline.view import stage_rows
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import cluster_from_json
-from envs.cluster.presets import PRESETS, get_cluster
+from envs.cluster.presets import get_cluster
 from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import RECOMPUTE
+from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages, cut_into_stages, stages_of
 from envs.placements.files import placement_from_json, placement_to_json
@@ -28,7 +30,6 @@ from graphs import OpGraph, build_graph
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.system.errors import InputError
-from tests.agent.placement_cases import training_graph
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_stages, random_training_graph
 from tests.specification.pipelined_step import plain_step
 
@@ -183,14 +184,6 @@ def test_a_tied_head_may_be_a_stage_of_its_own() -> None:
     assert row.resident_bytes == graph.resident_bytes[weight]
 
 
-def test_every_preset_of_host_threads_runs_pipelines() -> None:
-    clusters = [build() for build in PRESETS.values()]
-    for cluster in [each for each in clusters if each.schedule == "program"]:
-        pipelined = PipelinedProblem(Problem(training_graph(), cluster), Pipeline("1f1b", 4))
-        devices = np.arange(min(cluster.n_devices, 8))
-        check_is_plain(pipelined.problem, pipelined.pipeline, pipelined.chain.stages(devices, devices))
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
     rng = np.random.default_rng(0)
@@ -203,18 +196,6 @@ def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
         step = simulate_problem(problem, stages.device_of)
         assert found.total_s == pytest.approx(step.total_s, rel=1e-12)
         np.testing.assert_allclose(found.peak_bytes, step.peak_bytes, rtol=1e-12)
-
-
-def test_recomputation_trades_time_for_memory() -> None:
-    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
-    pipelined = PipelinedProblem(problem, Pipeline("gpipe", 8))
-    stages = pipelined.chain.stages(np.array([0]), np.array([1]))
-    kept, again = (pipelined.simulate(replace(stages, recomputed=each)) for each in ((), (0,)))
-    forward_s = problem.op_seconds[pipelined.arrays.phase == 0, 1].sum()
-    assert kept.total_s < again.total_s <= kept.total_s + 8 * (forward_s + 1e-4)
-    assert again.total_s > kept.total_s + 0.8 * 8 * forward_s
-    assert again.peak_bytes[1] < 0.5 * kept.peak_bytes[1]
-    assert [each.kind for each in again.actions].count(RECOMPUTE) == 8
 
 
 def test_stages_are_those_of_their_placement_file() -> None:
@@ -259,3 +240,67 @@ def test_reference_answers_are_met() -> None:
         pipeline = Pipeline(answer["schedule"], answer["microbatches"])
         found = PipelinedProblem(problem, pipeline).simulate(stages)
         assert found.total_s == pytest.approx(answer["step_time_s"], rel=1e-9)
+
+
+Kind = torch_schedules._ComputationType
+KINDS = {
+    Kind.FORWARD: FORWARD,
+    Kind.FULL_BACKWARD: BACKWARD,
+    Kind.BACKWARD_INPUT: BACKWARD,
+    Kind.BACKWARD_WEIGHT: WEIGHT,
+}
+
+
+def orders_of_torch(schedule: Any, n_devices: int, n_each: int, microbatches: int) -> list[list[Any]]:
+    """Actions of each device in torch, which makes them from a few numbers alone."""
+    made = schedule.__new__(schedule)
+    made.pp_group_size, made.n_local_stages, made._n_microbatches = n_devices, n_each, microbatches
+    made.number_of_rounds = max(1, microbatches // n_devices)
+    made.microbatches_per_round = microbatches // made.number_of_rounds
+    orders = [made._calculate_single_rank_operations(rank) for rank in range(n_devices)]
+    kept = [[action for action in order if action is not None] for order in orders]
+    return [[(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in order] for order in kept]
+
+
+@pytest.mark.parametrize("n_devices", range(1, 6))
+@pytest.mark.parametrize(
+    ("name", "schedule", "n_each"),
+    [
+        ("interleaved-1f1b:1", torch_schedules.ScheduleInterleaved1F1B, 1),
+        ("interleaved-1f1b", torch_schedules.ScheduleInterleaved1F1B, 2),
+        ("interleaved-1f1b:3", torch_schedules.ScheduleInterleaved1F1B, 3),
+        ("zero-bubble", torch_schedules.ScheduleInterleavedZeroBubble, 1),
+    ],
+)
+def test_orders_are_those_of_torch(n_devices: int, name: str, schedule: Any, n_each: int) -> None:
+    for microbatches in range(1, 16):
+        if microbatches % max(1, microbatches // n_devices):
+            with pytest.raises(PipelineError, match="rounds, which are not equal; give a multiple of"):
+                device_actions(Pipeline(name, microbatches), n_devices)
+            continue
+        expected = orders_of_torch(schedule, n_devices, n_each, microbatches)
+        found = device_actions(Pipeline(name, microbatches), n_devices)
+        assert [[tuple(action) for action in each] for each in found] == expected
+
+
+def test_one_forward_one_backward_keeps_few_microbatches_alive() -> None:
+    for rank, actions in enumerate(device_actions(Pipeline("1f1b", 9), 4)):
+        alive = most = 0
+        for action in actions:
+            alive += 1 if action.kind == FORWARD else -1
+            most = max(most, alive)
+        assert (most, alive) == (4 - rank, 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "message"),
+    [
+        ("2f2b", 8, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or auto"),
+        ("1f1b:2", 8, "unknown schedule '1f1b:2'"),
+        ("interleaved-1f1b:0", 8, "'0' is no number of stages"),
+        ("1f1b", 0, "0 microbatches; a step has at least 1"),
+    ],
+)
+def test_bad_pipelines_are_refused(schedule: str, microbatches: int, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        Pipeline(schedule, microbatches)

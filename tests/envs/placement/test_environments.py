@@ -1,7 +1,8 @@
-"""Both environments: gymnasium's and SB3's checkers, the return's identity, and step-by-step equality."""
+"""Both environments: checkers, the identity of returns, equality step by step, what is reached and drawn."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import gymnasium as gym
@@ -11,22 +12,21 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
-from envs.cluster.cluster import Cluster
+from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.placement import MASKS
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings, MdpError
 from envs.placement.generator import Rounds
 from envs.placement.masks import Mask
+from envs.placement.render import COLUMNS, GAP, IDLE, MARK, PIXELS, ROW
 from envs.placement.reward import Measured, Reward, simulated
 from envs.placement.vec_env import PlacementVecEnv
-from envs.placement.walk import is_incremental
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.simulate import simulate_problem
+from envs.simulator.simulate import simulate_problem, step_times_s
 from graphs import build_graph
-from graphs.orders import ORDERS, OrderError
+from graphs.orders import ORDERS
 from graphs.system.array_types import BoolArray, IntArray
-from tests.envs.hand_made_problems import chain_problem, cut_problem, scarce_problem
+from tests.envs.hand_made_problems import chain_problem, cut_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
 ALL_ORDERS = tuple(ORDERS)
@@ -45,22 +45,28 @@ def some_problems(seed: int = 0) -> list[Problem]:
     ]
 
 
-@pytest.mark.parametrize("render_mode", ["ansi", "rgb_array"])
-@pytest.mark.parametrize("reward", [simulated, Measured(lambda problem, device_of: 0.5)])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("mdp", ["construct", "improve"])
+@pytest.mark.parametrize(
+    ("mdp", "mask", "reward", "render_mode"),
+    [
+        ("construct", "memory", simulated, "ansi"),
+        ("construct", "none", Measured(lambda problem, device_of: 0.5), "rgb_array"),
+        ("improve", "memory", Measured(lambda problem, device_of: 0.5), "ansi"),
+        ("improve", "none", simulated, "rgb_array"),
+    ],
+)
 def test_checkers_find_nothing(mdp: str, mask: str, reward: Reward, render_mode: str) -> None:
+    """Every device has free memory for every op: the checkers act at random, without masks."""
+    problems = [
+        Problem(random_graph(np.random.default_rng(seed), 20, name=f"g{seed}"), get_cluster("2xk80"))
+        for seed in range(2)
+    ]
     settings = {"orders": ALL_ORDERS, "mdp": mdp, "mask": mask, "reward": reward}
-    problems = unmaskable_problems()
     env = gym.make("placewalk/Placement-v1", problems=problems, render_mode=render_mode, **settings)
     gymnasium_check(env.unwrapped)
     sb3_check(env.unwrapped)
 
 
 def test_an_environment_by_name_is_made_again_from_its_stored_spec() -> None:
-    env = gym.make("placewalk/Placement-v1")
-    gymnasium_check(env.unwrapped)
-    sb3_check(env.unwrapped)
     names = {"families": "ptb", "cluster": ["4xv100", "2xk80"], "orders": ["bfs", "topo"], "mask": "none"}
     made = gym.make("placewalk/Placement-v1", granularity="module", mdp="improve", **names)
     again = gym.make(EnvSpec.from_json(made.spec.to_json()))
@@ -72,56 +78,6 @@ def test_an_environment_by_name_is_made_again_from_its_stored_spec() -> None:
         assert made.step(1)[1] == again.step(1)[1]
     with pytest.raises(MdpError, match="problems are given; leave out families"):
         gym.make("placewalk/Placement-v1", problems=[chain_problem()], families="ptb")
-
-
-def unmaskable_problems() -> list[Problem]:
-    """Problems where every device has free memory for every op: the checkers act at random, without masks."""
-    return [
-        Problem(random_graph(np.random.default_rng(seed), 20, name=f"g{seed}"), get_cluster("2xk80"))
-        for seed in range(2)
-    ]
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("mdp", ["construct", "improve"])
-def test_batched_equals_single_step_by_step_on_any_number_of_threads(mdp: str, threads: int) -> None:
-    problems, rng = some_problems(), np.random.default_rng(1)
-    n = 6
-    batch = EpisodeBatch(problems, n, EpisodeSettings(ALL_ORDERS, mdp), threads=threads)
-    singles = [PlacementEnv(problems, orders=ALL_ORDERS, mdp=mdp) for _ in range(n)]
-    expected = [None] * n
-
-    def begin(episode: int) -> None:
-        problem, order = int(rng.integers(len(problems))), int(rng.integers(len(ALL_ORDERS)))
-        seed = int(rng.integers(1000))
-        options = {"problem": problem, "order": order, "seed": seed}
-        expected[episode], _ = singles[episode].reset(options=options)
-        batch.begin(episode, problem, order, np.random.default_rng(seed))
-
-    def compare() -> None:
-        for episode, seen in enumerate(expected):
-            np.testing.assert_array_equal(batch.observation.problem[episode], seen["problem"])
-            np.testing.assert_array_equal(batch.observation.op[episode], seen["op"])
-            np.testing.assert_array_equal(batch.observation.devices[episode].ravel(), seen["devices"])
-            np.testing.assert_array_equal(batch.observation.mask[episode], seen["mask"])
-
-    for episode in range(n):
-        begin(episode)
-    n_done = 0
-    for _ in range(250):
-        compare()
-        actions = np.array([rng.choice(np.flatnonzero(row)) for row in batch.observation.mask])
-        rewards, done = batch.step(actions)
-        for episode, env in enumerate(singles):
-            expected[episode], reward, terminated, truncated, info = env.step(actions[episode])
-            assert (reward, terminated, truncated) == (rewards[episode], done[episode], False)
-            if terminated:
-                mine, other = batch.result(episode), info["result"]
-                assert mine.device_of.tolist() == other.device_of.tolist()
-                assert mine.step_time_s == other.step_time_s
-                begin(episode)
-                n_done += 1
-    assert n_done > 20
 
 
 @pytest.mark.parametrize("order", ALL_ORDERS)
@@ -151,10 +107,15 @@ def test_return_is_the_step_time(order: str, mdp: str) -> None:
             assert len(set(result.device_of[problem.graph.units.row(unit)])) == 1
 
 
-def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round() -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round(
+    mdp: str, threads: int
+) -> None:
     """Each episode is repeated in a single environment, decision by decision."""
-    problems = some_problems()
-    env, single = PlacementVecEnv(problems, 3, seed=5), PlacementEnv(problems)
+    problems, settings = some_problems(), {"orders": ("bfs",), "mdp": mdp}
+    env = PlacementVecEnv(problems, 3, seed=5, threads=threads, **settings)
+    single = PlacementEnv(problems, **settings)
     seen, rng, taken = env.reset(), np.random.default_rng(0), [[] for _ in range(3)]
     ended: list[int] = []
     while len(ended) < 4 * len(problems):
@@ -173,7 +134,8 @@ def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round
                     np.testing.assert_allclose(shown["devices"], devices, rtol=1e-5, atol=1e-5)
                     shown, same, _, _, last = single.step(chosen)
                     assert same == pytest.approx(reward, rel=1e-5, abs=1e-6)
-                assert last["result"].step_time_s == pytest.approx(info["result"].step_time_s)
+                assert last["result"].step_time_s == info["result"].step_time_s
+                assert (last["result"].device_of == info["result"].device_of).all()
                 assert info["episode"]["l"] == len(taken[episode])
                 taken[episode] = []
     counts = np.bincount(ended, minlength=len(problems))
@@ -252,18 +214,6 @@ def test_a_device_without_free_memory_is_masked_and_refused() -> None:
             env.step(np.int64(device))
 
 
-def test_no_free_memory_left_ends_the_episode_as_infeasible() -> None:
-    env = PlacementEnv([scarce_problem()])
-    env.reset(seed=0)
-    env.step(np.int64(0))
-    _, reward, done, _, info = env.step(np.int64(1))
-    assert done
-    assert info["result"].infeasible
-    assert not info["result"].fits
-    assert np.isnan(info["result"].step_time_s)
-    assert reward < -1
-
-
 def test_infeasible_graphs_are_refused() -> None:
     problem = chain_problem()
     tiny = tuple(replace(device, memory_bytes=9.0) for device in problem.cluster.devices)
@@ -273,31 +223,6 @@ def test_infeasible_graphs_are_refused() -> None:
     alone = Cluster("one", (lone,), np.ones((1, 1)), np.zeros((1, 1)))
     with pytest.raises(InfeasibleError, match="together"):
         EpisodeBatch([Problem(problem.graph, alone)], 1)
-
-
-def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(MdpError, match="no problems"):
-        EpisodeBatch([], 1)
-    with pytest.raises(MdpError, match="unknown mdp 'solve'"):
-        EpisodeBatch([chain_problem()], 1, EpisodeSettings(mdp="solve"))
-    with pytest.raises(OrderError, match="upside-down"):
-        EpisodeBatch([chain_problem()], 1, EpisodeSettings(("upside-down",)))
-    with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
-        PlacementEnv([chain_problem()], render_mode="human")
-    only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
-    with pytest.raises(MdpError, match="nothing to place"):
-        EpisodeBatch([Problem(only, get_cluster("2xk80"))], 1)
-
-
-def test_incremental_only_in_program_order() -> None:
-    rng = np.random.default_rng(0)
-    problem = some_problems()[2]
-    chain = chain_problem()
-    assert is_incremental(chain, ORDERS["topo"](chain.graph, rng))
-    assert not is_incremental(chain, ORDERS["reversed-topo"](chain.graph, rng))
-    fifo = Problem(chain.graph, replace(chain.cluster, schedule="fifo"))
-    assert not is_incremental(fifo, ORDERS["topo"](chain.graph, rng))
-    assert problem.cluster.schedule == "program"
 
 
 @pytest.mark.parametrize("order", ["topo", "random", "bfs"])
@@ -342,9 +267,83 @@ def test_a_mask_of_ones_own_holds() -> None:
         assert allowed(problem)[problem.graph.unit_of[placed], result.device_of[placed]].all()
 
 
-def test_a_mask_that_is_none_says_where() -> None:
-    nowhere = np.zeros((len((problem := some_problems()[0]).graph.units), problem.n_devices), dtype=np.bool_)
-    with pytest.raises(MdpError, match=r"mask of 'g0' on .*: allows no device that can hold '.+'; allow"):
-        PlacementEnv([problem], mask=Mask(allowed=lambda _: nowhere))
-    with pytest.raises(MdpError, match=r"shape \(1, 1\); expected \(n_units, n_devices\)"):
-        PlacementEnv([problem], mask=Mask(allowed=lambda _: nowhere[:1, :1]))
+def walked(problem: Problem, order: str, mask: str) -> tuple[IntArray, list[EpisodeResult]]:
+    """Walks to all placements, int (n, n_ops), by another device where its own is masked."""
+    n_units, episodes = len(problem.graph.units), problem.n_devices ** len(problem.graph.units)
+    by_unit = np.array(list(itertools.product(range(problem.n_devices), repeat=n_units)))
+    batch, each = EpisodeBatch([problem], episodes, EpisodeSettings((order,), mask=mask)), np.arange(episodes)
+    results: dict[int, EpisodeResult] = {}
+    for episode in each.tolist():
+        batch.begin(episode, 0, 0, np.random.default_rng(episode))
+    for _ in range(n_units):
+        chosen = by_unit[each, problem.graph.unit_of[batch.observation.op[:, 0]]]
+        offered = batch.observation.mask[each, chosen] > 0
+        _, done = batch.step(np.where(offered, chosen, batch.observation.mask.argmax(axis=1)))
+        for episode in np.flatnonzero(done).tolist():
+            results.setdefault(episode, batch.result(episode))
+    return np.ascontiguousarray(by_unit[:, problem.graph.unit_of]), [results[at] for at in each.tolist()]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_without_memory_masks_every_order_reaches_every_placement_and_its_step(order: str) -> None:
+    rng = np.random.default_rng(0)
+    problem = Problem(random_graph(rng, 10), random_cluster(rng, 2))
+    placements, results = walked(problem, order, "none")
+    np.testing.assert_array_equal([result.device_of for result in results], placements)
+    assert [result.step_time_s for result in results] == step_times_s(problem, placements).tolist()
+
+
+def test_a_memory_mask_keeps_the_placements_but_some_orders_have_dead_ends() -> None:
+    sizes = {"a": 1, "b": 1, "c": 3, "d": 3}
+    ops = [{"name": op, "flops": 1e9 * size, "resident_bytes": size} for op, size in sizes.items()]
+    devices = tuple(Device(name, "k", 4.0, 1e12, 1e12, 0.0) for name in ("d0", "d1"))
+    cluster = Cluster("c", devices, np.full((2, 2), 1e9), np.zeros((2, 2)))
+    problem = Problem(build_graph("g", "f", ops, []), cluster)
+    dead_ends, reached = {}, {}
+    for order in ("alpha", "cost"):
+        _, results = walked(problem, order, "memory")
+        dead_ends[order] = sum(result.infeasible for result in results)
+        reached[order] = {tuple(result.device_of.tolist()) for result in results if not result.infeasible}
+    assert reached["alpha"] == reached["cost"]
+    assert len(reached["cost"]) == 4
+    assert dead_ends["alpha"] > 0
+    assert dead_ends["cost"] == 0
+
+
+def test_a_text_shows_what_runs_and_the_op_at_hand() -> None:
+    env = PlacementEnv([chain_problem()], render_mode="ansi")
+    env.reset()
+    first, *rows = env.render().splitlines()
+    assert first == "0 of 2 ops, 0 ms; at hand: 'a'"
+    assert [row.split()[-1] for row in rows[:2]] == ["." * COLUMNS] * 2
+    env.step(np.int64(0))
+    first, zero, one, marked = env.render().splitlines()
+    assert first.endswith("ms; at hand: 'b'")
+    assert zero.split()[-1] == "#" * COLUMNS
+    assert one.split()[-1] == "." * COLUMNS
+    assert marked.index("^") == len(zero) - 1
+    env.step(np.int64(1))
+    first, zero, one = env.render().splitlines()
+    assert first.startswith("2 of 2 ops, ")
+    assert "at hand" not in first
+    assert 0 < zero.split()[-1].rindex("#") < one.split()[-1].index("#") < COLUMNS - 1
+
+
+def test_an_op_that_moves_is_marked_where_it_runs() -> None:
+    env = PlacementEnv([chain_problem()], mdp="improve", render_mode="ansi")
+    env.reset()
+    assert "@" in env.render()
+    assert "^" not in env.render()
+
+
+def test_an_image_shows_the_devices_and_the_op_at_hand() -> None:
+    env = PlacementVecEnv([chain_problem()], 2, render_mode="rgb_array")
+    env.reset()
+    env.step(np.array([0, 1]))
+    zero, one = env.get_images()
+    assert zero.shape == (2 * (ROW + GAP) + GAP, PIXELS, 3)
+    assert (zero[GAP, :-1] != IDLE).any(axis=-1).all()
+    assert (zero[2 * GAP + ROW, :-1] == IDLE).all()
+    np.testing.assert_array_equal(zero[GAP, :-1], one[2 * GAP + ROW, :-1])
+    assert (zero[:, -1] == MARK).all()
+    assert env.render().shape[2] == 3

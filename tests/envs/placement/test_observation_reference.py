@@ -112,7 +112,7 @@ def random_problem(rng: np.random.Generator, schedule: str, max_ops: int) -> Pro
 
 @dataclass
 class Pair:
-    """A batch, and the references of its episodes; `starts` are the placements that `improve` starts from."""
+    """A batch, and the references of its episodes."""
 
     batch: EpisodeBatch
     references: list[ReferenceEpisode]
@@ -229,8 +229,8 @@ def test_equals_the_plain_reference(
     mdp: str, schedule: str, seed: int, orders: list[str], incremental: bool, mask: str, memory_penalty: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    max_ops = 28 if mdp == "construct" else 18
-    problems = [random_problem(rng, schedule, max_ops) for _ in range(int(rng.integers(2, 4)))]
+    max_ops = 20 if mdp == "construct" else 14
+    problems = [random_problem(rng, schedule, max_ops) for _ in range(2)]
     incremental &= not any(len(problem.graph.unread) for problem in problems)  # see Approximations
     pair = begin(problems, orders[: len(problems)], mdp, incremental, seed % 1000, mask, memory_penalty)
     assert len(list(follow(pair, rng))) == len(problems)
@@ -239,13 +239,10 @@ def test_equals_the_plain_reference(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_equals_the_plain_reference_in_program_order_beyond_the_last_horizon(schedule: str) -> None:
     rng = np.random.default_rng(5)
-    graphs = [training_graph(rng, 12, ties=ties, together=1.0) for ties in (False, True)]
-    problems = [
-        Problem(graph, random_cluster(rng, n_devices, schedule=schedule))
-        for graph, n_devices in zip(graphs, (2, 4), strict=True)
-    ]
-    pair = begin(problems, ["topo", "topo"], "construct", True, 0)
-    for problem, reference in zip(problems, pair.references, strict=True):
-        assert len(reference.visits) > 34
-        assert is_incremental(problem, np.array(reference.visits)) == (schedule == "program")
-    assert len(list(follow(pair, rng))) == 2
+    graph = training_graph(rng, 9, ties=schedule == "fifo", together=1.0)
+    problem = Problem(graph, random_cluster(rng, 2, schedule=schedule))
+    pair = begin([problem], ["topo"], "construct", True, 0)
+    (reference,) = pair.references
+    assert len(reference.visits) > 34
+    assert is_incremental(problem, np.array(reference.visits)) == (schedule == "program")
+    assert len(list(follow(pair, rng))) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeResult
 from envs.placement.generator import MdpError, Rounds
@@ -16,7 +17,9 @@ from envs.placement.masks import Mask
 from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
-from graphs.system.array_types import IntArray
+from graphs import build_graph
+from graphs.orders import OrderError
+from graphs.system.array_types import BoolArray, IntArray
 from tests.envs.hand_made_problems import chain_problem, scarce_problem
 from tests.envs.placement.test_environments import some_problems
 
@@ -24,6 +27,14 @@ from tests.envs.placement.test_environments import some_problems
 def cut(device_of: list[int]) -> Callable[[Problem], IntArray]:
     """Gives a placement of too few ops."""
     return lambda problem: np.array(device_of)
+
+
+def nothing_to_place() -> Problem:
+    return Problem(build_graph("g", "", [{"name": "x", "type": "input"}], []), get_cluster("2xk80"))
+
+
+def nowhere(n_units: int) -> BoolArray:
+    return np.zeros((n_units, 2), dtype=np.bool_)
 
 
 def split_units(problem: Problem) -> IntArray:
@@ -35,6 +46,12 @@ def split_units(problem: Problem) -> IntArray:
     ("arguments", "message"),
     [
         ({"problems": chain_problem()}, "problems is a Problem; use a list"),
+        ({"problems": []}, "no problems"),
+        ({"problems": [nothing_to_place()]}, "nothing to place"),
+        ({"mdp": "solve"}, "unknown mdp 'solve'"),
+        ({"orders": ["upside-down"]}, "upside-down"),
+        ({"mask": Mask(allowed=lambda _: nowhere(2))}, r"mask of 'chain' on .*: allows no device .* allow"),
+        ({"mask": Mask(allowed=lambda _: nowhere(1))}, r"shape \(1, 2\); expected \(n_units, n_devices\)"),
         ({"problems": [chain_problem().graph]}, r"a problem is a OpGraph; use Problem\(graph, cluster\)"),
         ({"order": "topo"}, "unknown argument 'order'; use orders, mdp"),
         ({"orders": 3}, "orders is 3; use a list or a string"),
@@ -66,7 +83,7 @@ def split_units(problem: Problem) -> IntArray:
 def test_wrong_arguments_are_one_line(arguments: dict[str, Any], message: str) -> None:
     arguments = {"problems": [chain_problem()], **arguments}
     for make in (lambda: PlacementEnv(**arguments), lambda: PlacementVecEnv(n_envs=2, **arguments)):
-        with pytest.raises(MdpError, match=message):
+        with pytest.raises((MdpError, OrderError), match=message):
             make().reset()
 
 
@@ -156,4 +173,6 @@ def test_arguments_of_many_episodes_are_checked() -> None:
     for arguments in ({"n_envs": 0}, {"n_envs": "4"}, {"threads": 0}, {"seed": -1}):
         with pytest.raises(MdpError, match=r"(episodes|threads|seed) is .*; use a whole number"):
             PlacementVecEnv([chain_problem()], **{"n_envs": 2, **arguments})
+    with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
+        PlacementEnv([chain_problem()], render_mode="human")
     assert PlacementEnv([chain_problem()], orders="bfs").reset()

@@ -18,6 +18,7 @@ from graphs.families.layers import Sizes
 from graphs.op_graph import OpGraph
 from graphs.optimizers import NAMED
 from graphs.system.array_types import IntArray
+from tests.envs.runtime.custom_ops import scaled
 
 WORDS, CLASSES, SIDE = 11, 7, 32
 SIZES = Sizes(2, 16, 2, 6, WORDS)
@@ -44,6 +45,18 @@ class Net(nn.Module):
         both = torch.cat([self.bag(ids), self.words(ids).sum(1)], 1)
         first, second = self.head(self.norm(self.mix(both)).tanh()).split([3, 4], 1)
         return (first.softmax(1).t().exp() @ second).square().mean()
+
+
+class Scaling(nn.Module):
+    """Two layers and a custom operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled(self.second(scaled(self.first(x), 2.0)).square(), 0.5).mean()
 
 
 def words(*shape: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
 
 
@@ -77,6 +78,12 @@ class TiedLm(nn.Module):
 
 
 CONVNET_INPUTS = (torch.zeros(2, 3, 6, 6), torch.zeros(2, dtype=torch.long))
+
+
+def heard(module: nn.Module, inputs: Any, **settings: Any) -> tuple[OpGraph, list[str]]:
+    """Captures a module; returns its graph and what is said of it."""
+    lines: list[str] = []
+    return capture(module, inputs, notify=lines.append, **settings), lines
 
 
 def op(graph: OpGraph, name: str) -> int:

@@ -1,7 +1,12 @@
-"""Capturing modules: graphs counted by hand, what is folded and colocated, what inputs may be."""
+"""Capturing modules: graphs counted by hand, what is folded, colocated and named, what inputs may be."""
 
+from __future__ import annotations
+
+import inspect
 from collections import UserDict
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +15,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphs.capture.capture import CaptureError, capture, capture_step
+from graphs.identity import content_hash
+from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.capture_cases import Calls, Mlp, TiedLm, fingerprint, op, readers
+from graphs.system.errors import printable
+from tests.graphs.capture.capture_cases import Calls, Mlp, TiedLm, fingerprint, heard, op, readers
 
 GB = 10**9
 
@@ -200,8 +208,7 @@ def test_an_lstm_is_unrolled() -> None:
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(x)[0]
 
-    said: list[str] = []
-    graph = capture(Last(4, 4), torch.zeros(5, 2, 4), notify=said.append)
+    graph, said = heard(Last(4, 4), torch.zeros(5, 2, 4))
     assert graph.op_types.count("aten.tanh") == 2 * 5
     assert "model 'Last': Last: captured as ops of cells; cuDNN is faster on one GPU" in said
     inference = capture(Last(4, 4), torch.zeros(5, 2, 4), training=False)
@@ -254,3 +261,63 @@ def test_a_step_takes_what_its_capture_took_whole_or_by_argument(given: Callable
     was = "x, mask by keyword" if given is UserDict else "2 by position"
     with pytest.raises(CaptureError, match=f"another structure than .* which were {was}; capture it anew"):
         step.flat_inputs((x, mask, mask))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "\ud800", "\u2028", "é", " "], ids=ascii)
+def test_names_that_cannot_be_printed_survive_the_round_trip(tmp_path: Path, name: str) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 4))
+            self.register_parameter(f"own {name}", nn.Parameter(torch.ones(4)))
+
+        def forward(self, **inputs: Tensor) -> Tensor:
+            return self._modules[name](inputs[name]) * self._parameters[f"own {name}"]
+
+    graph = capture(Named(), {name: torch.zeros(2, 4)}, name=f"model {name}")
+    assert graph.name == f"model {printable(name)}"
+    assert printable(name) in graph.modules
+    assert f"{printable(name)}.weight" in graph.op_names
+    write_graphs(tmp_path / "graph.json", [graph])
+    assert graph_to_json(read_graphs(tmp_path / "graph.json")[0]) == graph_to_json(graph)
+
+
+def test_names_that_are_escaped_alike_stay_distinct() -> None:
+    module = nn.Sequential()
+    module.add_module("a\nb", nn.Linear(4, 4))
+    module.add_module(r"a\nb", nn.Linear(4, 4))
+    graph = capture(module, torch.zeros(2, 4))
+    assert [name for name in graph.op_names if "weight" in name and "adam" not in name] == [
+        r"a\nb.weight",
+        r"a\nb.weight_1",
+    ]
+
+
+class Doubled(nn.Module):
+    """A linear layer and a product, each on a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return (y * y).sum()
+
+
+def test_ops_have_the_line_of_the_module_that_called_torch_and_the_shape_that_they_make() -> None:
+    graph = capture(Doubled(), torch.randn(2, 3))
+    path = "tests/graphs/capture/test_capture.py"
+    first = inspect.getsourcelines(Doubled.forward)[1]
+    names = ("linear/addmm", "mul", "sum", "gradients/linear/mm", "gradients/mul")
+    sources = [graph.sources[graph.op_names.index(name)] for name in names]
+    assert sources == [f"{path}:{first + line}" for line in (1, 2, 2, 1, 2)]
+    shape_of = dict(zip(graph.op_names, graph.shapes, strict=True))
+    assert shape_of["linear/addmm"] == shape_of["mul"] == (2, 5)
+    assert shape_of["sum"] == ()
+    assert shape_of["linear.weight"] == (5, 3)
+    plain = replace(graph, sources=(), shapes=())
+    assert content_hash(plain) == content_hash(graph)
+    assert not any({"source", "shape"} & op.keys() for op in graph_to_json(plain)["ops"])
+    of_torch_alone = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(2, 3))
+    assert set(of_torch_alone.sources) == {""}

@@ -21,7 +21,7 @@ from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
 from graphs.op_graph import OpGraph
 from graphs.step_settings import AMPERE, Gpu
-from tests.graphs.capture.capture_cases import Once
+from tests.graphs.capture.capture_cases import Once, heard
 
 Q = (2, 4, 64, 32)
 V100, HOPPER = Gpu(7.0), Gpu(9.0)
@@ -228,8 +228,7 @@ def test_fast_paths_that_eager_inference_takes_are_said(
         def forward(self, **given: Tensor) -> Any:
             return self.part(*(given[key] for key in operands))
 
-    lines: list[str] = []
-    capture(Model(), {key: tensors[key] for key in operands}, training=False, notify=lines.append)
+    _, lines = heard(Model(), {key: tensors[key] for key in operands}, training=False)
     assert [line.split(": ")[1] for line in lines if "fast path" in line] == [name] * bool(name)
     calls: list[str] = []
     for op in ("_native_multi_head_attention", "_transformer_encoder_layer_fwd"):

@@ -1,20 +1,29 @@
-"""Costs of single ops, read off captured graphs; guesses are named with the remedy."""
+"""Costs of ops against hand counts and torch's own counters; guesses are named with the remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import flop_registry, register_flop_formula
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
+from envs.cluster.presets import get_cluster
+from envs.placements.placement import Placement
+from envs.simulator.checked import simulate
 from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
+from graphs.capture.step import Step
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.capture_cases import Once
+from tests.graphs.capture.capture_cases import Once, heard
+from tests.graphs.test_precision import Transformer, convnet, perceptron
 
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 aten = torch.ops.aten
 
 
@@ -34,61 +43,45 @@ def test_grouped_products_count_each_row_once_and_twice_backward() -> None:
     assert graph.flops[backward].sum() == 2 * 2 * 10 * 4 * 8
 
 
-def test_an_embedding_reads_its_rows_not_its_table() -> None:
-    graph = capture(nn.Embedding(1000, 8), torch.zeros(5, dtype=torch.long))
-    assert cost(graph, "aten.embedding") == (0, 5 * 8 + 2 * 5 * 8 * 4)
-    flops, moved = cost(graph, "aten.embedding_dense_backward")
-    assert flops == 5 * 8
-    assert moved == 5 * 8 + 5 * 8 * 4 + 1000 * 8 * 4
-
-
-def test_a_slice_is_read_for_what_it_shows_and_an_expansion_for_what_it_holds() -> None:
-    sliced = capture(Once(lambda x: x[:2].exp(), (10, 4)), (), training=False)
-    assert cost(sliced, "aten.exp") == (8, 2 * 8 * 4)
-    expanded = capture(Once(lambda x: x.expand(10, 4).exp(), (4,)), (), training=False)
-    assert cost(expanded, "aten.exp") == (40, (4 + 40) * 4)
-    twice = capture(Once(lambda x: x * x.T, (4, 4)), (), training=False)
-    assert cost(twice, "aten.mul") == (16, 2 * 16 * 4)
-
-
-def test_reductions_cost_their_input_and_copies_nothing() -> None:
-    graph = capture(Once(lambda x: torch.cat([x, x]).sum(0), (5, 4)), (), training=False)
-    assert cost(graph, "aten.sum") == (40, 40 * 4 + 4 * 4)
-    assert cost(graph, "aten.cat") == (0, (20 + 40) * 4)
-
-
-def test_half_precision_moves_half() -> None:
-    full = capture(nn.Linear(8, 8), torch.zeros(4, 8))
-    half = capture(nn.Linear(8, 8).half(), torch.zeros(4, 8).half())
-    assert half.resident_bytes.sum() * 2 == full.resident_bytes.sum()
-    assert cost(half, "aten.addmm")[1] * 2 == cost(full, "aten.addmm")[1]
-    assert cost(half, "aten.addmm")[0] == cost(full, "aten.addmm")[0]
-
-
 def complex_tensor(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.complex64)
 
 
-def test_complex_products_count_the_real_operations_in_them() -> None:
-    matrices = (complex_tensor(3, 4), complex_tensor(4, 5))
-    product = capture(Once(lambda a, b: a @ b), matrices, training=False)
-    assert cost(product, "aten.mm") == (8 * 3 * 4 * 5, 8 * (12 + 20 + 15))
-    assert product.dtypes[product.op_types.index("aten.mm")] == "fp32"
-    each = capture(Once(lambda a: a * a.mH), (complex_tensor(4, 4),), training=False)
-    assert cost(each, "aten.mul")[0] == 6 * 16
-    scaled = capture(Once(lambda a: a * 2 + 1), (complex_tensor(4, 4),), training=False)
-    assert cost(scaled, "aten.mul")[0] == cost(scaled, "aten.add")[0] == 2 * 16
+REAL, SIGNALS, SQUARE = torch.zeros(10, 4), torch.zeros(3, 16), complex_tensor(4, 4)
+FULL = 5 * (3 * 16) * 4
+"""Operations of Fourier transforms of three signals of 16 elements."""
 
 
-def test_fourier_transforms_count_five_n_log_n_and_half_for_real_signals() -> None:
-    full = 5 * (3 * 16) * 4  # three signals of 16 elements
-    z = capture(Once(torch.fft.fft), complex_tensor(3, 16), training=False)
-    assert cost(z, "aten._fft_c2c") == (full, 2 * 3 * 16 * 8)
-    real = capture(Once(lambda x: torch.fft.irfft(torch.fft.rfft(x))), (torch.zeros(3, 16),), training=False)
-    assert cost(real, "aten._fft_r2c") == (full / 2, 3 * 16 * 4 + 3 * 9 * 8)
-    assert cost(real, "aten._fft_c2r")[0] == full / 2
-    plane = capture(Once(torch.fft.fft2), (complex_tensor(4, 8),), training=False)
-    assert cost(plane, "aten._fft_c2c")[0] == 5 * 32 * 5
+@pytest.mark.parametrize(
+    ("function", "inputs", "kind", "flops", "moved"),
+    [
+        (lambda x: x[:2].exp(), (REAL,), "exp", 8, 2 * 8 * 4),  # what a slice shows
+        (lambda x: x.expand(10, 4).exp(), (REAL[0].clone(),), "exp", 40, (4 + 40) * 4),  # what is held
+        (lambda x: x * x.T, (torch.zeros(4, 4),), "mul", 16, 2 * 16 * 4),
+        (lambda x: x.sum(0), (REAL,), "sum", 40, 40 * 4 + 4 * 4),
+        (lambda x: torch.cat([x, x]), (REAL,), "cat", 0, (40 + 80) * 4),
+        (lambda a, b: a @ b, (complex_tensor(3, 4), complex_tensor(4, 5)), "mm", 8 * 60, 8 * (12 + 20 + 15)),
+        (lambda a: a * a.mH, (SQUARE,), "mul", 6 * 16, 3 * 16 * 8),
+        (lambda a: a * 2, (SQUARE,), "mul", 2 * 16, 2 * 16 * 8),
+        (lambda a: a + 1, (SQUARE,), "add", 2 * 16, 2 * 16 * 8),
+        (torch.fft.fft, (complex_tensor(3, 16),), "_fft_c2c", FULL, 2 * 3 * 16 * 8),
+        (torch.fft.rfft, (SIGNALS,), "_fft_r2c", FULL / 2, 3 * 16 * 4 + 3 * 9 * 8),
+        (torch.fft.irfft, (complex_tensor(3, 9),), "_fft_c2r", FULL / 2, 3 * 16 * 4 + 3 * 9 * 8),
+        (torch.fft.fft2, (complex_tensor(4, 8),), "_fft_c2c", 5 * 32 * 5, 2 * 32 * 8),
+    ],
+)
+def test_an_op_costs_what_is_counted_by_hand(
+    function: object, inputs: tuple[Tensor, ...], kind: str, flops: float, moved: float
+) -> None:
+    graph = capture(Once(function), inputs, training=False)
+    assert cost(graph, f"aten.{kind}") == (flops, moved)
+    assert graph.dtypes[graph.op_types.index(f"aten.{kind}")] == "fp32"
+
+
+def test_an_embedding_reads_its_rows_not_its_table() -> None:
+    graph = capture(nn.Embedding(1000, 8), torch.zeros(5, dtype=torch.long))
+    assert cost(graph, "aten.embedding") == (0, 5 * 8 + 2 * 5 * 8 * 4)
+    assert cost(graph, "aten.embedding_dense_backward") == (5 * 8, 5 * 8 + 5 * 8 * 4 + 1000 * 8 * 4)
 
 
 BAGS, LOOKED_UP, ROWS, WIDTH = 4, 12, 1000, 8
@@ -176,9 +169,7 @@ def formulas() -> Iterator[None]:
 
 
 def captured(dtype: torch.dtype = torch.float32) -> tuple[OpGraph, list[str]]:
-    lines: list[str] = []
-    graph = capture(Custom(), torch.zeros(6, 8).to(dtype), training=False, notify=lines.append, name="m")
-    return graph, lines
+    return heard(Custom(), torch.zeros(6, 8).to(dtype), training=False, name="m")
 
 
 def flops(graph: OpGraph, kind: str) -> float:
@@ -212,7 +203,124 @@ def test_scales_do_not_decide_the_dtype_of_a_custom_op() -> None:
 
 
 def test_factorizations_are_guesses() -> None:
-    lines: list[str] = []
-    capture(Once(torch.linalg.solve), (torch.eye(4), torch.eye(4)), training=False, notify=lines.append)
-    (line,) = lines
+    _, (line,) = heard(Once(torch.linalg.solve), (torch.eye(4), torch.eye(4)), training=False)
     assert "the time of aten._linalg_solve_ex is a guess" in line
+
+
+class Last(nn.Module):
+    """A recurrent layer and a head on its last state."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][-1])
+
+
+class Heads(nn.Module):
+    """Attention of separate ops on processors, since it has dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+
+class Looks(nn.Module):
+    """A bag of embeddings and a perceptron, as of a recommender."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(1000, 64), perceptron()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.bag(tokens))
+
+
+def unet() -> nn.Module:
+    down, up = nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ConvTranspose2d(16, 3, 4, stride=2, padding=1)
+    return nn.Sequential(down, nn.GroupNorm(4, 16), nn.SiLU(), up)
+
+
+IMAGES, TOKENS = torch.zeros(4, 3, 32, 32), torch.zeros(4, 16, dtype=torch.long)
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "perceptron": (perceptron, torch.zeros(64, 64)),
+    "convnet": (convnet, IMAGES),
+    "unet": (unet, IMAGES),
+    "one dimension": (lambda: nn.Conv1d(8, 16, 5, dilation=2), torch.zeros(2, 8, 100)),
+    "volumes": (lambda: nn.Conv3d(2, 4, 3), torch.zeros(2, 2, 8, 8, 8)),
+    "lstm": (lambda: Last(nn.LSTM(16, 32)), torch.zeros(5, 4, 16)),
+    "gru": (lambda: Last(nn.GRU(16, 32)), torch.zeros(5, 4, 16)),
+    "attention": (lambda: nn.Sequential(nn.Linear(16, 16), Heads()), torch.zeros(2, 4, 32, 16)),
+    "recommender": (Looks, TOKENS),
+    "bilinear": (lambda: nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), torch.zeros(3, 4, 16)),
+}
+
+
+def torch_flops(module: nn.Module, inputs: Tensor) -> float:
+    step = Step(module, inputs, training=True)
+    with (
+        step.fake_mode,
+        torch.backends.mkldnn.flags(enabled=False),
+        FlopCounterMode(display=False) as counter,
+    ):
+        step(*step.tensors).backward()
+    return counter.get_total_flops()
+
+
+def product_flops(graph: OpGraph, kind: str = "") -> float:
+    return sum(
+        float(graph.flops[op]) for op in np.flatnonzero(graph.gemm.any(axis=1)) if kind in graph.op_types[op]
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_have_the_flops_that_torch_counts(name: str) -> None:
+    build, inputs = MODELS[name]
+    module = build()
+    assert product_flops(capture(module, inputs, gpu=None)) == torch_flops(module, inputs) > 0
+
+
+def torch_peak_bytes(module: nn.Module, inputs: Tensor, optimizer: str) -> int:
+    """Peak of the second step, when the state of the optimizer and the gradients are there.
+
+    A graph counts gradients all step, as they are where steps accumulate them; `zero_grad` drops them by
+    default, and then those that are not there yet at the peak are saved.
+    """
+    step = Step(module, inputs, training=True)
+    with step.fake_mode, torch.backends.mkldnn.flags(enabled=False):
+        maker = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer]
+        # One parameter after the other, as a graph has one update for each.
+        update = maker(step.model.parameters(), foreach=False)
+        tracker = MemTracker()
+        tracker.track_external(step.model, update, *step.tensors)
+        with tracker:
+            for number in range(2):
+                step(*step.tensors).backward()
+                update.step()
+                update.zero_grad(set_to_none=False)
+                if number == 0:
+                    tracker.reset_mod_stats()
+        return max(of_device["Total"] for of_device in tracker.get_tracker_snapshot("peak").values())
+
+
+def simulated_peak_bytes(module: nn.Module, inputs: Tensor, optimizer: str) -> float:
+    graph, cluster = capture(module, inputs, optimizer=optimizer), get_cluster("4xv100")
+    devices = tuple(replace(device, memory_bytes=1e15) for device in cluster.devices)
+    everything_on_one = Placement(np.zeros(graph.n_ops, dtype=np.int64))
+    return float(simulate(graph, replace(cluster, devices=devices), everything_on_one).peak_bytes[0])
+
+
+MEMORY: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "transformer": (Transformer, torch.zeros(8, 128, dtype=torch.long)),
+    "convnet": (convnet, torch.zeros(16, 3, 32, 32)),
+    "perceptron": (perceptron, torch.zeros(4096, 64)),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("name", MEMORY)
+def test_the_peak_on_one_device_is_that_of_torch(name: str, optimizer: str) -> None:
+    build, inputs = MEMORY[name]
+    module = build()
+    peak = torch_peak_bytes(module, inputs, optimizer)
+    assert simulated_peak_bytes(module, inputs, optimizer) == pytest.approx(peak, rel=0.05)

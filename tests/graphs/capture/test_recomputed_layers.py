@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from graphs.capture import tracing
 from graphs.capture.capture import capture
+from tests.graphs.capture.capture_cases import heard
 
 Run = Callable[..., Any]
 SAVING = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
@@ -78,9 +79,7 @@ def test_a_second_run_is_right_before_the_backward_pass_of_its_layer() -> None:
 
 
 def lines(model: nn.Module, **settings: Any) -> list[str]:
-    said: list[str] = []
-    capture(model, torch.randn(3, 4), notify=said.append, **settings)
-    return said
+    return heard(model, torch.randn(3, 4), **settings)[1]
 
 
 def test_what_differs_from_torch_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

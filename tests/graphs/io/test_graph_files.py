@@ -1,19 +1,25 @@
-"""Graph files: what is read back, and how files that are damaged, too large or no files are refused."""
+"""Graph files and graphs: what is read back, and how what is damaged, too large or no file is refused."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
+import re
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphs.graph_columns import GraphError
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs, write_graphs
+from graphs.limits import MAX_BYTES, MAX_FLOPS
+from graphs.op_graph import OpGraph, build_graph
 from graphs.system.json_files import (
     CHUNK_BYTES,
     FileFormatError,
@@ -23,36 +29,31 @@ from graphs.system.json_files import (
     write_bytes_atomic,
     write_json_atomic,
 )
-from tests.graphs.io.record_cases import record, with_tensor
+from tests.record_cases import graph_record, with_tensor
+
+
+@pytest.fixture
+def graph() -> OpGraph:
+    return graph_from_json(graph_record(), "here")
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".jsonl", ".jsonl.gz"])
-def test_written_graphs_are_read_back(tmp_path: Path, suffix: str) -> None:
+def test_written_graphs_are_read_back(tmp_path: Path, graph: OpGraph, suffix: str) -> None:
     path = tmp_path / f"graphs{suffix}"
-    graph = graph_from_json(record(), "here")
     write_graphs(path, [graph])
     (again,) = read_graphs(path)
     assert graph_to_json(again) == graph_to_json(graph)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_equal_graphs_make_equal_files(tmp_path: Path) -> None:
-    graph = graph_from_json(record(), "here")
-    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
-    write_graphs(first, [graph])
-    write_graphs(second, [graph])
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_blank_lines_and_unicode_line_separators_do_not_end_a_record(tmp_path: Path) -> None:
     path = tmp_path / "graphs.jsonl"
-    line = json.dumps(record(name="gráf"), ensure_ascii=False)
+    line = json.dumps(graph_record(name="gráf"), ensure_ascii=False)
     path.write_text(f"{line}\n\n{line}\n", encoding="utf-8")
     assert [graph.name for graph in read_graphs(path)] == ["gráf", "gráf"]
 
 
-def test_one_json_holds_one_graph(tmp_path: Path) -> None:
-    graph = graph_from_json(record(), "here")
+def test_one_json_holds_one_graph(tmp_path: Path, graph: OpGraph) -> None:
     with pytest.raises(FileFormatError, match=r"holds one graph, not 2; write to a \.jsonl"):
         write_graphs(tmp_path / "graphs.json", [graph, graph])
     assert not list(tmp_path.iterdir())
@@ -67,7 +68,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["value.json"]
 
 
-GOOD = json.dumps(record()).encode()
+GOOD = json.dumps(graph_record()).encode()
 
 
 BAD_FILES = {
@@ -165,3 +166,77 @@ def test_no_bytes_crash_the_reader(
     write_bytes_atomic(path, data)
     with pytest.raises(FileFormatError):
         read_graphs(path)
+
+
+def test_every_field_arrives(graph: OpGraph) -> None:
+    assert (graph.name, graph.family) == ("g", "f")
+    assert graph.op_names == ("w", "mm", "mm_grad")
+    assert graph.op_types == ("parameter", "aten.mm", "")
+    assert graph.modules == ("", "a.b", "")
+    assert graph.phases == ("forward", "forward", "backward")
+    np.testing.assert_array_equal(graph.flops, [0, 1024, 0])
+    np.testing.assert_array_equal(graph.bytes_moved, [0, 0.5, 0])
+    np.testing.assert_array_equal(graph.resident_bytes, [64, 0, 0])
+    np.testing.assert_array_equal(graph.colocate, [0, 0, -1])
+    np.testing.assert_array_equal(graph.tensor_producer, [0, 1])
+    np.testing.assert_array_equal(graph.tensor_bytes, [16, 4096])
+    assert [graph.consumers.row(tensor).tolist() for tensor in range(2)] == [[1, 2], [2]]
+    np.testing.assert_array_equal(graph.seconds["k80"], [np.nan, np.nan, 1e-4])
+    assert graph.dtypes == ("", "tf32", "")
+    np.testing.assert_array_equal(graph.gemm, [[0, 0, 0, 0], [1, 32, 4, 4], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(graph.image, [[0, 0], [4, 2], [0, 0]])
+    assert graph.sources == ("", "model.py:3", "")
+    assert graph.shapes == (None, (2, 0), None)
+
+
+def test_a_graph_that_says_nothing_of_its_arithmetic_is_written_as_before() -> None:
+    value = graph_to_json(build_graph("g", "", [{"name": "a"}], []))
+    assert value["ops"] == [
+        {"name": "a", "type": "", "module": "", "phase": "forward", "flops": 0}
+        | {"bytes_moved": 0, "resident_bytes": 0, "colocate": None}
+    ]
+
+
+def test_whole_numbers_are_written_as_integers(graph: OpGraph) -> None:
+    op = graph_to_json(graph)["ops"][1]
+    assert json.dumps([op["flops"], op["bytes_moved"]]) == "[1024, 0.5]"
+
+
+def test_graphs_built_in_python_may_hold_numbers_of_numpy() -> None:
+    op = {"name": "a", "flops": np.int64(3), "bytes_moved": np.float32(0.5), "colocate": np.int64(2)}
+    graph = build_graph("g", "", [op], [])
+    assert (graph.flops[0], graph.bytes_moved[0], graph.colocate[0]) == (3.0, 0.5, 2)
+
+
+@pytest.mark.parametrize("amount", ["flops", "bytes_moved", "resident_bytes"])
+def test_amounts_that_overflow_together_are_refused(amount: str) -> None:
+    with pytest.raises(GraphError, match=f"{amount} of the whole step is inf, at op 0 .* at most"):
+        build_graph("g", "", [{"name": str(at), amount: 1.5e308} for at in range(2)], [])
+    most = {"flops": MAX_FLOPS}.get(amount, MAX_BYTES)
+    with pytest.raises(GraphError, match=f"a step has at most {re.escape(f'{most:g}')}"):
+        build_graph("g", "", [{"name": str(at), amount: most / 2} for at in range(3)], [])
+    thirds = [{"name": str(at), amount: most / 3} for at in range(3)]
+    assert build_graph("g", "", thirds, []).n_ops == 3
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\ud800", "\u2028"])
+def test_what_cannot_be_printed_cannot_be_constructed(graph: OpGraph, text: str) -> None:
+    names = ("w", "mm", text)
+    for changes in (
+        {"name": text},
+        {"family": text},
+        {"op_names": names},
+        {"op_types": names},
+        {"modules": names},
+        {"seconds": {text: graph.flops}},
+    ):
+        with pytest.raises(GraphError, match="holds characters that cannot be printed"):
+            replace(graph, **changes)
+
+
+def test_what_has_no_name_cannot_be_constructed(graph: OpGraph) -> None:
+    for changes in ({"name": ""}, {"op_names": ("w", "mm", "")}, {"seconds": {"": graph.flops}}):
+        with pytest.raises(GraphError, match="has an empty name"):
+            replace(graph, **changes)
+    with pytest.raises(GraphError, match="at most 2"):
+        replace(graph, colocate=np.array([2**60, -1, -1]))

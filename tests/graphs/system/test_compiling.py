@@ -1,4 +1,4 @@
-"""Compilation ahead: each job runs once, and what was done before a death stays done."""
+"""Compilation ahead runs each job once, and clocks stand still while numba compiles, whatever thread does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 
 import numba
 import pytest
 from filelock import FileLock
+from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
 
 from graphs.system.compiling import compile_ahead
+from graphs.system.running_time import running_cpu_s, running_s
 
 LOCKS: list[FileLock] = []
 
@@ -65,3 +69,67 @@ def test_nothing_is_compiled_ahead_where_nobody_has_a_home(monkeypatch: pytest.M
     monkeypatch.setattr("numba.config.CACHE_DIR", "")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     compile_ahead({"job": os.getpid})
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clocks of `time` say; set its only element."""
+    now = [100.0]
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(time, name, lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("clock", [running_s, running_cpu_s])
+def test_a_clock_stands_still_while_the_compiler_is_locked(clock, seconds: list[float]) -> None:
+    began_s = clock()
+    seconds[0] += 1
+    with global_compiler_lock:
+        seconds[0] += 10
+        with global_compiler_lock:  # a kernel that calls another one
+            seconds[0] += 100
+        assert clock() - began_s == pytest.approx(1)
+        seconds[0] += 1000
+    seconds[0] += 2
+    assert clock() - began_s == pytest.approx(3)
+
+
+def test_a_clock_goes_on_after_compiling_has_failed(seconds: list[float]) -> None:
+    def fail() -> None:
+        with global_compiler_lock:
+            seconds[0] += 10
+            raise ZeroDivisionError
+
+    began_s = running_s()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    seconds[0] += 1
+    assert running_s() - began_s == pytest.approx(1)
+
+
+def test_threads_that_compile_side_by_side_are_counted_once(seconds: list[float]) -> None:
+    locked, ends = Event(), Event()
+
+    def compile_until_told() -> None:
+        with global_compiler_lock:
+            locked.set()
+            ends.wait()
+
+    threads = [Thread(target=compile_until_told) for _ in range(2)]
+    began_s = running_s()
+    for thread in threads:
+        thread.start()
+    locked.wait()
+    seconds[0] += 10
+    ends.set()
+    for thread in threads:
+        thread.join()
+    seconds[0] += 1
+    assert running_s() - began_s == pytest.approx(1)
+
+
+def test_compiling_a_function_takes_no_running_time() -> None:
+    began_s, running_began_s = time.process_time(), running_cpu_s()
+    assert njit(lambda x: x + 1)(1) == 2
+    took_s = time.process_time() - began_s
+    assert running_cpu_s() - running_began_s < took_s / 2

@@ -1,17 +1,67 @@
-"""The registry that every kind of named thing is kept in, and entries from other packages."""
+"""Registries, and entries from files of the user's and from other packages."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import build_graph
 from graphs.system.errors import InputError
-from graphs.system.registry import PluginError, Registry
-from tests.graphs.system.test_plugins import ROOT, graph_file, run
+from graphs.system.registry import VARIABLE, PluginError, Registry, load_plugins, look_in
+from tests.faults.processes import EVALUATE, TRAIN, Command
+
+ROOT = Path(__file__).parents[3]
+PLUGIN = """
+import numpy as np
+import torch
+from agent.placers.base import placer
+from graphs.families import FAMILIES, family
+from graphs.orders import order, topo
+
+FAMILIES.register("of-mine", 1)
+
+@order
+def last_first(graph):
+    \"\"\"Visits the ops backwards.\"\"\"
+    return topo(graph)[::-1]
+
+@placer("coin-toss", uses_rng=True)
+def coin_toss(search, rng):
+    \"\"\"Scores one placement, drawn at random.\"\"\"
+    n_units = len(search.problem.graph.units)
+    search.score_units(rng.integers(search.problem.n_devices, size=(1, n_units)))
+
+@family("of-mine")
+def of_mine(rng):
+    \"\"\"Draws a layer.\"\"\"
+    return torch.nn.Linear(8, 8), (torch.randn(4, 8),)
+"""
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def graph_file(folder: Path) -> Path:
+    ops = [{"name": f"op{index}", "flops": 1e9} for index in range(6)]
+    graph = build_graph("chain", "", ops, [(index, 1e3, [index + 1]) for index in range(5)])
+    write_graphs(folder / "graph.json", [graph])
+    return folder / "graph.json"
 
 
 class ColourError(InputError):
@@ -19,39 +69,26 @@ class ColourError(InputError):
 
 
 def test_entries_are_found_in_the_order_of_their_registration_and_no_others() -> None:
-    colours = Registry[int]("colour", ColourError)
-    assert colours.register("red", 1) == 1
-    colours.register("blue", 2)
+    colours = Registry[int]("colour", ColourError, entries={"red": 1})
+    assert colours.register("blue", 2) == 2
     assert list(colours.items()) == [("red", 1), ("blue", 2)]
     assert len(colours) == 2
     assert "green" not in colours
-    with pytest.raises(ColourError, match=r"^unknown colour 'green'; use one of red, blue$"):
-        colours["green"]
-    with pytest.raises(ColourError, match="unknown colour 'green'"):
-        colours.check("green")
     assert colours.check("red") == "red"
-
-
-def test_entries_can_be_known_from_the_start() -> None:
-    colours = Registry[int]("colour", ColourError, entries={"red": 1})
-    colours.register("blue", 2)
-    assert dict(colours) == {"red": 1, "blue": 2}
+    for look_up in (colours.__getitem__, colours.check):
+        with pytest.raises(ColourError, match=r"^unknown colour 'green'; use one of red, blue$"):
+            look_up("green")
     with pytest.raises(ColourError, match=r"^colour 'red' is registered twice; choose another name$"):
         colours.register("red", 3)
     assert colours["red"] == 1
 
 
-def test_modules_are_imported_at_the_first_look_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "colours_of_a_test.py").write_text(
-        f"import sys\nsys.modules[{__name__!r}].LAZY.register('red', 1)\n"
-    )
-    assert "colours_of_a_test" not in sys.modules
-    assert LAZY["red"] == 1
-    assert list(LAZY) == ["red"]
+SLOW = Registry[int]("colour", ColourError, ["slow_red", "slow_blue"])
 
 
-def test_threads_wait_until_all_modules_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_imported_at_the_first_look_up_and_threads_wait_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("slow_red", "slow_blue"):
         (tmp_path / f"{name}.py").write_text(
@@ -59,10 +96,7 @@ def test_threads_wait_until_all_modules_are_imported(tmp_path: Path, monkeypatch
         )
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: "slow_blue" in SLOW, range(4))) == [True] * 4
-
-
-LAZY = Registry[int]("colour", ColourError, ["colours_of_a_test"])
-SLOW = Registry[int]("colour", ColourError, ["slow_red", "slow_blue"])
+    assert list(SLOW) == ["slow_red", "slow_blue"]
 
 
 def test_entries_stand_in_the_order_of_the_modules_whichever_is_imported_first() -> None:
@@ -71,17 +105,6 @@ def test_entries_stand_in_the_order_of_the_modules_whichever_is_imported_first()
     colours.register("red", 1, "json")
     colours.register("green", 3)
     assert list(colours) == ["red", "blue", "green"]
-
-
-PLACER = """
-import numpy as np
-from agent.placers.base import placer
-
-@placer("{name}")
-def all_on_the_first(search, rng):
-    \"\"\"Scores the first device alone.\"\"\"
-    search.score_units(np.zeros((1, len(search.problem.graph.units)), np.int64))
-"""
 
 
 COLOURS: dict[str, Registry[int]] = {}
@@ -152,19 +175,12 @@ def test_each_documented_group_is_read() -> None:
 
 def test_a_placer_of_a_package_is_evaluated_by_its_name(tmp_path: Path) -> None:
     install(tmp_path / "site", "first-placer", "placewalk.placers", "first_placer")
-    (tmp_path / "site/first_placer.py").write_text(PLACER.format(name="first"))
-    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "first", "--out", str(tmp_path / "out")]
+    (tmp_path / "site/first_placer.py").write_text(PLUGIN)
+    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
     path = f"{ROOT}:{tmp_path / 'site'}"
     done = run(tmp_path, str(ROOT / "evaluate.py"), *words, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    assert ",first," in (tmp_path / "out" / "results.csv").read_text()
-    (tmp_path / "site/first_placer.py").write_text(PLACER.format(name="single"))
-    taken = run(tmp_path, str(ROOT / "evaluate.py"), *words, PYTHONPATH=path)
-    assert taken.returncode == 2
-    assert (
-        "first-placer: placewalk.placers: mine = first_placer: placer 'single' is registered twice"
-        in (taken.stderr.splitlines()[-1])
-    )
+    assert ",coin-toss," in (tmp_path / "out" / "results.csv").read_text()
 
 
 def test_experiments_take_a_plugin(tmp_path: Path) -> None:
@@ -172,6 +188,99 @@ def test_experiments_take_a_plugin(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("print('imported')")
     done = run(tmp_path, *words, "--plugin", "mine.py")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "imported"), done.stderr
-    gone = run(tmp_path, *words, "--plugin", "gone.py")
-    assert gone.returncode == 2
-    assert "no such file" in gone.stderr
+
+
+def test_the_graphs_of_a_plugins_family_are_captured_where_they_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    words = ["--families", "of-mine", "--placers", "single", "--out", str(tmp_path / "out")]
+    command = Command(EVALUATE, [*words, "--plugin", "mine.py"], tmp_path)
+    assert command.wait() == 0, command.output
+    assert "capturing 1 graphs of 'of-mine'; python -m graphs.dataset --build keeps them" in command.output
+    assert (tmp_path / "out" / "results.csv").read_text().count("of-mine-00") == 1
+
+
+@pytest.mark.parametrize("file", ["agent.py", "envs/__init__.py", "graphs/__init__.py"])
+def test_a_users_file_that_ours_hide_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for name in (file, "other.py"):
+        (tmp_path / name).write_text("")
+    look_in(str(tmp_path))
+    look_in(str(tmp_path))
+    hidden = f"{tmp_path / file}: hidden by Placewalk's package; rename it to import it\n"
+    assert capsys.readouterr().err == hidden
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["envs.py", "graphs/__init__.py"])
+def test_a_users_file_that_hides_ours_is_named(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    done = run(tmp_path, "-c", "import agent")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / file} hides Placewalk's package")
+
+
+def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    words = ["--graphs", str(graph_file(tmp_path)), "--plugin", "mine.py", "--order", "last-first"]
+    small = ["--timesteps", "64", "--n-envs", "2"]
+
+    def train(code: int, *words: str) -> str:
+        command = Command(TRAIN, words, tmp_path)
+        assert command.wait() == code, command.output
+        return command.output
+
+    train(0, "--name", "r", *words, *small)
+    assert json.loads((tmp_path / "runs/r/config.json").read_text())["plugin"] == ["mine.py"]
+    resume = ["--name", "r", "--resume", "--timesteps", "128"]
+    train(0, *resume, "--plugin", "mine.py")
+    (tmp_path / "mine.py").write_text("open('marker', 'w')")
+    for words in (resume, ["--config", "runs/r/config.json", "--name", "other"]):
+        assert "names code to run; if you trust it, add --plugin mine.py" in train(2, *words)
+    assert "has another --plugin" in train(2, *resume, "--plugin", "yours.py")
+    assert not (tmp_path / "marker").exists()
+
+
+def test_worker_processes_know_a_plugins_placer_and_files_beside_it_hide_no_library(tmp_path: Path) -> None:
+    """The folder contains the path separator too, and files that are named as modules of libraries."""
+    folder = tmp_path / f"a{os.pathsep}b"
+    folder.mkdir()
+    for name in ("queue", "numpy", "torch", "pickle", "agent"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported')")
+    (folder / "beside.py").write_text("NAME = 'coin-toss'")
+    (folder / "mine.py").write_text("import beside\n" + PLUGIN.replace('"coin-toss"', "beside.NAME"))
+    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
+    asked = [str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py", "--seeds", "2", "--jobs", "2"]
+    done = run(folder, *asked)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
+
+
+def test_the_environment_names_plugins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    code = "from graphs.families import FAMILIES; print(FAMILIES['of-mine'])"
+    done = run(tmp_path, "-c", code, PLACEWALK_PLUGINS="mine.py")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("gone.py", None, "no such file"),
+        ("bad.py", "x = 1 / 0", r"bad\.py:1: ZeroDivisionError: division by zero"),
+        ("json.py", "", "another module is called 'json'; rename the file"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, message: str
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PluginError, match=rf"--plugin .*{message}"):
+        load_plugins([str(tmp_path / name)])
+    assert VARIABLE not in os.environ

@@ -114,20 +114,19 @@ def test_a_process_that_is_stopped_while_it_starts_is_given_up(monkeypatch: pyte
             assert answer_of(process) == Death("did not start in 0.5 s")
 
 
-def test_a_stopped_process_that_does_not_take_its_request_is_given_up() -> None:
-    with worker(len, timeout_s=0.5) as process:
-        process.give("x")
-        assert answer_of(process) == 1
-        assert process._process is not None
-        os.kill(process._process.pid or 0, signal.SIGSTOP)
-        with killed_if_waited_for(process):
+@pytest.mark.parametrize("in_answer", [False, True])
+def test_a_process_that_is_stopped_in_the_midst_of_a_request_or_an_answer_is_given_up(
+    in_answer: bool,
+) -> None:
+    with worker(bytes if in_answer else len, timeout_s=0.5) as process:
+        if in_answer:
+            os.kill(begin_an_answer(process), signal.SIGSTOP)
+        else:
+            process.give("x")
+            assert answer_of(process) == 1
+            assert process._process is not None
+            os.kill(process._process.pid or 0, signal.SIGSTOP)
             process.give(b"x" * 10_000_000)
-            assert answer_of(process) == Death("no result in 0.5 s")
-
-
-def test_a_process_that_is_stopped_in_the_midst_of_an_answer_is_given_up() -> None:
-    with worker(bytes, timeout_s=0.5) as process:
-        os.kill(begin_an_answer(process), signal.SIGSTOP)
         with killed_if_waited_for(process):
             assert answer_of(process) == Death("no result in 0.5 s")
 

@@ -1,9 +1,8 @@
-"""The loss that a captured step trains is the model's own."""
+"""What a model takes and returns: the loss that a step trains, and how a batch is cut."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from agent import place
 from graphs.capture.capture import capture, capture_step
 from graphs.capture.loss import CaptureError, find_loss
-
-
-class Returns(nn.Module):
-    """Returns what a function makes of its output and its loss."""
-
-    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.layer, self.make = nn.Linear(4, 3), make
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.layer(x)
-        return self.make(y, y.square().mean())
+from graphs.capture.structures import split_batch
+from tests.graphs.capture.capture_cases import Calls, heard
 
 
 @dataclass
@@ -60,16 +48,7 @@ class OfDataclass(nn.Module):
 def first_step(module: nn.Module, inputs: Any, **options: Any) -> float:
     plan = place(module, inputs, cluster="2xk80", placer="heft", **options)
     with plan.compile(module, devices=["cpu", "cpu"], lr=0.0) as runner:
-        return float(runner.step(**inputs) if isinstance(inputs, dict) else runner.step(inputs))
-
-
-def test_gpt2_with_labels_trains_its_own_loss() -> None:
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64}
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    module = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
-    ids = torch.randint(100, (2, 16))
-    batch = {"input_ids": ids, "labels": ids}
-    assert first_step(module, batch) == pytest.approx(float(module(**batch).loss.detach()), abs=1e-6)
+        return float(runner.step(inputs))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +68,7 @@ def test_the_loss_is_found_in_what_is_returned(make: Any, loss: Any) -> None:
 
 
 def test_a_mean_of_outputs_is_named_in_one_line() -> None:
-    said: list[str] = []
-    capture(OfDataclass(), Inputs(torch.randn(5, 4)), notify=said.append)
-    (line,) = said
+    _, (line,) = heard(OfDataclass(), Inputs(torch.randn(5, 4)))
     assert line.endswith("it returns no loss; the loss is the mean of output.logits, output.hidden")
     with pytest.raises(CaptureError, match=r"loss='nll' is no key or attribute.* with logits"):
         find_loss({"logits": torch.ones(2)}, "nll")
@@ -106,7 +83,7 @@ def test_dataclasses_are_read() -> None:
 
 def test_an_integer_loss_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"its result is torch.int64.*by which nothing is trained"):
-        capture(Returns(lambda y, loss: (y > 0).sum()), torch.randn(5, 4))
+        capture(Calls(lambda layer, x: (layer(x) > 0).sum()), torch.randn(5, 4))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -116,16 +93,9 @@ def test_a_compiled_module_is_unwrapped() -> None:
     assert steps[0].graph.op_names == steps[1].graph.op_names
 
 
-def test_a_module_is_placed_under_a_name_of_ones_own() -> None:
-    plan = place(
-        nn.Sequential(nn.Linear(4, 3)), torch.randn(5, 4), cluster="2xk80", placer="heft", name="mine"
-    )
-    assert plan.graph.name == "mine"
-
-
-def two_losses() -> Returns:
+def two_losses() -> nn.Module:
     """Two losses of the same layer."""
-    return Returns(lambda y, loss: {"first": loss, "second": y.abs().mean()})
+    return Calls(lambda layer, x: {"first": layer(x).square().mean(), "second": layer(x).abs().mean()})
 
 
 def test_losses_that_are_named_in_a_list_are_added_and_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,3 +137,49 @@ def test_the_recipe_for_a_gan_trains_each_part_by_its_own_loss() -> None:
             f"{name[0]}.weight",
             f"{name[0]}.bias",
         }
+
+
+def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
+    batch = {
+        "ids": torch.arange(12).view(6, 2),
+        "mask": torch.ones(2, 2),
+        "labels": [torch.arange(6), "text"],
+    }
+    parts = split_batch(batch, 3)
+    assert len(parts) == 3
+    assert torch.equal(torch.cat([part["ids"] for part in parts]), batch["ids"])
+    assert all(part["mask"] is batch["mask"] and part["labels"][1] == "text" for part in parts)
+    assert [part["labels"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    (first, second) = split_batch(torch.zeros(3, 4), 2, dim=1)
+    assert [part[0].shape for part in (first, second)] == [(3, 2), (3, 2)]
+
+
+TOKENS, POSITIONS, OFFSETS = torch.arange(48).reshape(8, 6), torch.zeros(1, 6), torch.tensor([0, 2, 3, 8])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "cut"),
+    [
+        ((POSITIONS, TOKENS), {}, [None, TOKENS[:4]]),
+        ((torch.zeros(6), TOKENS, TOKENS), {}, [None, TOKENS[:4], TOKENS[:4]]),
+        ((torch.zeros(32), TOKENS), {}, [None, TOKENS[:4]]),  # has fewer dimensions
+        ((torch.zeros(7, 9), torch.zeros(5, 9), TOKENS), {}, [None, None, TOKENS[:4]]),  # 2 divides neither
+        ({"a": TOKENS[:6], "b": TOKENS[2:]}, {"names": ["b"]}, [None, TOKENS[2:5]]),
+        ((torch.zeros(6, 6), TOKENS), {"names": [1]}, [None, TOKENS[:4]]),
+        ((torch.zeros(8), torch.zeros(8)), {"names": ["1"]}, [None, torch.zeros(4)]),
+        ((TOKENS, torch.tensor([0, 1, 4, 6, 8])), {}, [TOKENS[:4], torch.tensor([0, 1, 4])]),
+        ((TOKENS, OFFSETS), {}, [TOKENS[:4], None]),  # a document lies in both microbatches
+        ((TOKENS, torch.tensor([0, 5, 4, 6, 8])), {}, [TOKENS[:4], None]),
+        ((TOKENS, torch.tensor([0, 4, 8], device="meta")), {}, [TOKENS[:4], None]),
+    ],
+)
+def test_a_batch_is_cut_where_it_is(
+    inputs: object, settings: dict[str, object], cut: list[Tensor | None]
+) -> None:
+    lines: list[str] = []
+    found = split_batch(inputs, 2, **settings, notify=lines.append)[0]  # type: ignore[arg-type]
+    found, given = (list(each.values()) if isinstance(each, dict) else each for each in (found, inputs))
+    for tensor, whole, expected in zip(found, given, cut, strict=True):
+        assert tensor is whole if expected is None else tensor.equal(expected)
+    uncut = [list(whole.shape) for whole, expected in zip(given, cut, strict=True) if expected is None]
+    assert [all(f"{shape}" in line for shape in uncut) for line in lines] == [True] * bool(uncut)

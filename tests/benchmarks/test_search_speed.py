@@ -105,22 +105,6 @@ def test_decode(stopwatch: Stopwatch, record: Record, n_walks: int, feature_set:
     )
 
 
-@pytest.mark.parametrize(("feature_set", "hidden"), SHAPES)
-def test_decode_of_a_large_graph(stopwatch: Stopwatch, record: Record, feature_set: str, hidden: int) -> None:
-    problem = Problem(layered_graph(10_000), v100s(4, "program"))
-    policy = policy_with(feature_set, hidden)
-    record(
-        Figure(
-            "Decoding, 4 devices, one core, encoding included",
-            f"1 walk of 10,000 decisions, features {feature_set}, width {hidden}",
-            stopwatch(lambda: decode(policy, problem), rounds=3) * 1e3,
-            "ms",
-            seconds_of(lambda: walk_by_torch(policy, problem, 1), rounds=1) * 1e3,
-            "the same episode, scored by torch decision by decision",
-        )
-    )
-
-
 def policy_with(feature_set: str, hidden: int = CONFIG.hidden) -> Policy:
     return Policy(PlacementNetwork(current_shape(CONFIG.encoder, hidden, CONFIG.rounds, feature_set)))
 

@@ -1,21 +1,33 @@
-"""Speed of one simulation: against what the memory of the machine would allow, and against plain Python."""
+"""Speed of simulations, the environment and bounds: against memory bandwidth, and what they may take."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
+from agent.bounds.lower_bound import lower_bound_s
+from envs.cluster.presets import get_cluster
+from envs.placement.env import PlacementEnv
+from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many
-from envs.simulator.simulate import simulate_many, simulate_problem
-from tests.benchmarks.cases import layered_graph, nodes_and_edges, random_placements, seconds_of, v100s
+from tests.benchmarks.cases import (
+    captured,
+    decisions,
+    layered_graph,
+    nodes_and_edges,
+    random_placements,
+    seconds_of,
+    v100s,
+)
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
-from tests.specification.simulator import simulate_plainly
 
 Record = Callable[[Figure], None]
 
@@ -79,48 +91,6 @@ def test_one_core(
 
 
 @pytest.mark.parametrize("schedule", ["program", "fifo"])
-def test_against_the_reference(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
-    problem = problem_of(1_000, 4, schedule)
-    device_of = random_placements(problem, 1)[0]
-    seconds = stopwatch(lambda: simulate_problem(problem, device_of))
-    plain_s = seconds_of(
-        lambda: simulate_plainly(problem.graph, problem.cluster, device_of.tolist()), rounds=1
-    )
-    record(
-        Figure(
-            "One call of simulate_problem",
-            f"{schedule}, memory, 4 devices, 1,000 ops",
-            seconds * 1e6,
-            "us",
-            plain_s * 1e6,
-            "the quadratic reference of the tests",
-        )
-    )
-
-
-@pytest.mark.parametrize("schedule", ["program", "fifo"])
-def test_many_placements(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
-    problem = problem_of(1_000, 4, schedule)
-    placements = random_placements(problem, 2_048)
-    timeline = empty_timeline(1_000, problem.graph.n_tensors, 4)
-    total_s, peak = np.zeros(len(placements)), np.zeros((len(placements), 4))
-
-    def on_one_core() -> None:
-        run_many(problem.arrays, placements, timeline, True, total_s, peak)
-
-    record(
-        Figure(
-            "simulate_many, all cores",
-            f"{schedule}, memory, 4 devices, 1,000 ops",
-            len(placements) / stopwatch(lambda: simulate_many(problem, placements)),
-            "placements/s",
-            len(placements) / seconds_of(on_one_core),
-            "the same loop on one core",
-        )
-    )
-
-
-@pytest.mark.parametrize("schedule", ["program", "fifo"])
 def test_large_graph(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
     problem = problem_of(100_000, 4, schedule)
     placements = random_placements(problem, 1)
@@ -140,3 +110,71 @@ def test_large_graph(stopwatch: Stopwatch, record: Record, schedule: str) -> Non
             touched_bytes(problem, memory=False) / memory_bytes_per_s() * 1e3,
         )
     )
+
+
+N_EPISODES = 64
+
+
+@pytest.mark.parametrize(("order", "way"), [("topo", "incremental"), ("bfs", "simulating each candidate")])
+def test_lookahead(stopwatch: Stopwatch, record: Callable[[Figure], None], order: str, way: str) -> None:
+    problem = captured("cifar10", 200)
+    batch = EpisodeBatch([problem], N_EPISODES, EpisodeSettings([order]))
+    rng = np.random.default_rng(0)
+    actions = rng.integers(problem.n_devices, size=(decisions(problem), N_EPISODES))
+
+    def walk_all() -> None:
+        """Every episode from its first op to its last: late decisions look back on more than early ones."""
+        for episode in range(N_EPISODES):
+            batch.begin(episode, 0, 0, rng)
+        for devices in actions:
+            if batch.step(devices)[1].any():
+                return
+
+    env = PlacementEnv([problem], orders=[order])
+
+    def walk_one() -> None:
+        env.reset(seed=0)
+        for device in actions[:, 0]:
+            if env.step(device)[2]:
+                return
+
+    record(
+        Figure(
+            f"Lookahead, {decisions(problem)} decisions an episode, 4 devices, one core",
+            f"{order}, {way}, {N_EPISODES} episodes",
+            N_EPISODES * decisions(problem) / stopwatch(walk_all, rounds=5),
+            "decisions/s",
+            decisions(problem) / seconds_of(walk_one),
+            "PlacementEnv, one episode",
+        )
+    )
+
+
+N_OPS = 10_000
+ALLOWED_S = 1.0
+"""What a bound may take."""
+
+
+@pytest.mark.parametrize("ops_per_unit", [1, 50])
+@pytest.mark.parametrize("cluster", ["4xv100", "a100+v100", "3090+2080+titan"])
+def test_bound(
+    stopwatch: Stopwatch, record: Callable[[Figure], None], cluster: str, ops_per_unit: int
+) -> None:
+    resident = np.random.default_rng(0).lognormal(14.0, 1.0, N_OPS)
+    units = np.arange(N_OPS) // ops_per_unit
+    graph = replace(layered_graph(N_OPS), resident_bytes=resident, colocate=units)
+    problem = Problem(graph, get_cluster(cluster))
+    shares = np.linspace(0.3, 1.0, problem.n_devices)
+    tight = problem.with_memory(shares * resident.sum())
+    lower_bound_s(tight)  # compiles
+    taken: list[float] = []
+
+    def bound() -> None:
+        began = time.process_time()
+        lower_bound_s(tight)
+        taken.append(time.process_time() - began)
+
+    stopwatch(bound, rounds=3)
+    group = f"lower bound of a graph of {N_OPS:,} ops, processor time"
+    name = f"{cluster}, {ops_per_unit} ops a unit"
+    record(Figure(group, name, min(taken), "s", ALLOWED_S, "what it may take"))

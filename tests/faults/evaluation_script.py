@@ -45,7 +45,6 @@ def hang() -> None:
 
 
 FAULTS: dict[str, Callable[[], object]] = {
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
     "exits": lambda: os._exit(3),
     "hangs": hang,

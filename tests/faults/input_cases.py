@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +12,17 @@ from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget, Placer, names_of
 from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
-from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster
+from envs.cluster.files import cluster_from_json, cluster_to_json
 from envs.placement import MDPS
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings, MdpError
 from envs.placement.observation.features import FEATURE_BOUND
-from envs.placements.files import read_placement
 from envs.placements.placement import Placement, check_placement, single_device
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.checked import simulate
 from envs.simulator.data_parallel import simulate_data_parallel
-from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs
+from graphs.io.graph_files import graph_from_json, graph_to_json
 from graphs.op_graph import OpGraph, build_graph
+from tests.agent.placement_cases import make_cluster, training_graph
 
 BUDGET = Budget(evaluations=30)
 
@@ -169,46 +167,18 @@ def play(problem: Problem, mdp: str) -> None:
         done = bool(ended[0])
 
 
-GRAPH: dict[str, Any] = {
-    "format": "placewalk.opgraph/1",
-    "name": "g",
-    "family": "f",
-    "ops": [
-        {"name": "x", "type": "input"},
-        {"name": "w", "type": "parameter", "resident_bytes": 64, "colocate": 0},
-        {"name": "mm", "type": "aten.mm", "module": "a.b", "flops": 1024, "bytes_moved": 5, "colocate": 0},
-        {"name": "relu", "seconds": {"k80": 1e-4}},
-        {"name": "relu_grad", "phase": "backward", "seconds": {"k80": 1e-4}},
-        {"name": "adam/w", "phase": "optimizer", "flops": 10, "colocate": 0},
-    ],
-    "tensors": [
-        {"producer": 0, "bytes": 16, "consumers": [2]},
-        {"producer": 1, "bytes": 64, "consumers": [2, 4]},
-        {"producer": 2, "bytes": 4096, "consumers": [3, 4]},
-        {"producer": 3, "bytes": 4096, "consumers": [4]},
-        {"producer": 4, "bytes": 64, "consumers": [5]},
-    ],
-}
-DEVICE = {"kind": "k80", "memory_bytes": 1e6, "flops_per_s": 2.8e12, "bytes_per_s": 2.4e11, "launch_s": 6e-6}
-CLUSTER: dict[str, Any] = {
-    "format": "placewalk.cluster/1",
-    "name": "c",
-    "schedule": "fifo",
-    "devices": [{"name": f"gpu{at}"} | DEVICE for at in range(2)],
-    "links": {
-        "bytes_per_s": [[0, 1e9], [2e9, 0]],
-        "latency_s": 1e-6,
-        "sharing": "pair",
-        "transfer_per": "tensor",
-    },
-    "op_gap_s": 1e-6,
-    "transfer_gap_s": 2e-6,
-}
+GRAPH: dict[str, Any] = graph_to_json(training_graph(1, 1))
+"""A record of an input, a weight, and four ops that compute; two have measured times."""
+for op, module in ((2, "a.b"), (4, "a")):
+    GRAPH["ops"][op] |= {"module": module, "seconds": {"kind0": 1e-4, "kind1": 1e-4}}
+CLUSTER: dict[str, Any] = cluster_to_json(
+    make_cluster(2, schedule="fifo", sharing="pair", transfer_per="tensor", op_gap_s=1e-6)
+)
 PLACEMENT: dict[str, Any] = {
     "format": "placewalk.placement/1",
-    "graph": "g",
-    "cluster": "c",
-    "device_of": {op["name"]: f"gpu{op['name'] == 'relu':d}" for op in GRAPH["ops"]},
+    "graph": GRAPH["name"],
+    "cluster": CLUSTER["name"],
+    "device_of": {op["name"]: f"gpu{op['name'] == 'loss':d}" for op in GRAPH["ops"]},
 }
 RECORDS = {"graph": GRAPH, "cluster": CLUSTER, "placement": PLACEMENT}
 
@@ -259,47 +229,3 @@ def _any_place(record: Any, rng: np.random.Generator) -> tuple[Any, Any]:
             if isinstance(holder[key], (dict, list)):
                 waiting.append(holder[key])
     return places[int(rng.integers(len(places)))] if places else ({"": 0}, "")
-
-
-def damaged(text: str, rng: np.random.Generator) -> bytes:
-    """Returns the bytes of a text, cut, flipped, with a key given twice, or as they are; `.gz` or not."""
-    kind, data = rng.random(), text.encode("utf-8", "surrogatepass")
-    if rng.random() < 0.3:
-        data = gzip.compress(data, mtime=0)
-    if kind < 0.1:
-        return data[: int(rng.integers(len(data)))]
-    if kind < 0.3:
-        flipped = bytearray(data)
-        for at in rng.integers(len(data), size=int(rng.integers(1, 4))):
-            flipped[at] ^= 1 << int(rng.integers(8))
-        return bytes(flipped)
-    if kind < 0.35:
-        return text.replace('"name"', '"name": 0, "name"', 1).encode("utf-8", "surrogatepass")
-    return data
-
-
-def read_mutation(seed: int, folder: Path) -> tuple[OpGraph, Cluster]:
-    """Writes three files, one of them damaged, and reads them.
-
-    Raises:
-        InputError: what the readers raise.
-    """
-    rng = np.random.default_rng(seed)
-    chosen = ("graph", "cluster", "placement")[int(rng.choice(3, p=[0.5, 0.4, 0.1]))]
-    paths = {}
-    for name, record in RECORDS.items():
-        text = json.dumps(record)
-        if name == chosen:
-            if rng.random() < 0.8:
-                text = json.dumps(mutated(record, rng), ensure_ascii=bool(rng.random() < 0.5))
-            data = damaged(text, rng) if rng.random() < 0.3 else text.encode("utf-8", "surrogatepass")
-        else:
-            data = text.encode()
-        packed = data[:2] == b"\x1f\x8b"
-        line = name == "graph" and rng.random() < 0.5
-        paths[name] = folder / f"{name}.json{'l' * line}{'.gz' * packed}"
-        paths[name].write_bytes(data)
-    graph, cluster = read_graphs(paths["graph"])[0], read_cluster(paths["cluster"])
-    if chosen == "placement":
-        read_placement(paths["placement"], graph, cluster)
-    return graph, cluster

@@ -61,7 +61,6 @@ def in_shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:
             1,
             "evaluate.py: No space left on device; free some space, then run the same command again\n",
         ),
-        ("evaluate --print-cluster 4xv100 > cluster.json 2>&-", 0, ""),
         ("evaluate --graphs graphs.jsonl --placers single --out out >&- 2>&-", 0, ""),
     ],
 )
@@ -79,8 +78,7 @@ def test_a_training_goes_on_when_its_stderr_is_closed(here: Path) -> None:
     assert (here / "first").read_text().count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(("library", "number"), [("numpy", signal.SIGINT), ("torch", signal.SIGTERM)])
 def test_a_signal_while_libraries_are_imported_leaves_one_line(
     here: Path, library: str, number: signal.Signals
 ) -> None:
@@ -99,17 +97,40 @@ def test_a_signal_while_libraries_are_imported_leaves_one_line(
     assert not (here / "runs").exists()
 
 
-MODELS = """
-import sys
-import torch
+MINE = """
+import os, sys, torch
+
+class Leaves(torch.nn.Module):
+    def forward(self, x):
+        sys.exit("bye")
+
+class Exits(torch.nn.Module):
+    def forward(self, x):
+        os._exit(8)
 
 def leaves():
-    sys.exit()
+    return Leaves(), torch.zeros(1, 2)
+
+def exits():
+    return Exits(), torch.zeros(1, 2)
+
+def own():
+    raise GeneratorExit("enough")
 
 def raises():
     return 1 / 0
 
+def prints():
+    print("first\\x1b[31m")
+    child = os.fork()
+    if not child:
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("last", end="")
+    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
+
 def hangs():
+    print("now")
     print("now")
     while True:
         try:
@@ -117,105 +138,52 @@ def hangs():
                 pass
         except BaseException:
             pass
-
-def prints():
-    print("first\\x1b[31m")
-    print("second", end="")
-    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
-
-class Leaves(torch.nn.Module):
-    def forward(self, x):
-        sys.exit("bye")
-
-def leaves_later():
-    return Leaves(), torch.zeros(1, 2)
 """
 
-EXITS = """
-import os, torch
 
-def function():
-    os._exit(7)
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        os._exit(8)
-
-def model():
-    return Model(), torch.zeros(1, 2)
-
-def bare():
-    raise BaseException
-
-def own():
-    raise GeneratorExit("enough")
-
-def forks():
-    child = os.fork()
-    if not child:
-        os._exit(3)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
-"""
+def of_mine(here: Path, function: str, text: str = MINE) -> Command:
+    """Begins the evaluation of a model of `mine.py`."""
+    (here / "mine.py").write_text(text)
+    return Command(EVALUATE, ["--model", f"mine:{function}", "--placers", "single", "--out", "out"], here)
 
 
 @pytest.mark.parametrize(
-    ("files", "spec", "said"),
+    ("text", "function", "said"),
     [
-        ({"mine.py": MODELS}, "mine:leaves", "mine.py:6: it calls sys.exit(None); leave that out"),
-        ({"mine.py": MODELS}, "mine:leaves_later", "mine.py:27: it calls sys.exit('bye')"),
-        ({"mine.py": EXITS}, "mine:function", "mine.py:5: it calls os._exit(7); leave that out"),
-        ({"mine.py": EXITS}, "mine:model", "mine.py:9: it calls os._exit(8); leave that out"),
-        (
-            {"mine.py": "import os\nos._exit(0)\n"},
-            "mine:x",
-            "cannot import 'mine': mine.py:2: it calls os._e",
-        ),
-        ({"mine.py": EXITS}, "mine:bare", "mine.py:15: BaseException\n"),
-        ({"mine.py": EXITS}, "mine:own", "mine.py:18: GeneratorExit: enough\n"),
-        ({"mine.py": MODELS}, "mine:raises", "mine.py:9: ZeroDivisionError: division by zero"),
-        ({"mine.py": "import sys\nsys.exit(0)\n"}, "mine:x", "cannot import 'mine': mine.py:2: it calls"),
-        ({"mine.py": "\nimport absent_one\n"}, "mine:x", "mine.py:2: ModuleNotFoundError: No module named"),
-        ({"mine.py": "raise ValueError('a\\x1b[31m\\nb')"}, "mine:x", "ValueError: a\\x1b[31m b"),
-        ({"mine.py": "def f(:\n"}, "mine:x", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        (MINE, "leaves", "mine.py:6: it calls sys.exit('bye')"),
+        (MINE, "exits", "mine.py:10: it calls os._exit(8); leave that out"),
+        (MINE, "own", "mine.py:19: GeneratorExit: enough\n"),
+        (MINE, "raises", "mine.py:22: ZeroDivisionError: division by zero"),
+        ("import os\nos._exit(0)\n", "x", "cannot import 'mine': mine.py:2: it calls os._e"),
+        ("import sys\nsys.exit(0)\n", "x", "cannot import 'mine': mine.py:2: it calls"),
+        ("\nimport absent_one\n", "x", "mine.py:2: ModuleNotFoundError: No module named"),
+        ("raise ValueError('a\\x1b[31m\\nb')", "x", "ValueError: a\\x1b[31m b"),
+        ("def f(:\n", "x", "SyntaxError: invalid syntax (mine.py, line 1)"),
     ],
 )
 def test_code_of_the_users_that_fails_is_named_as_theirs(
-    here: Path, files: dict[str, str], spec: str, said: str
+    here: Path, text: str, function: str, said: str
 ) -> None:
-    for name, text in files.items():
-        (here / name).write_text(text)
-    command = Command(EVALUATE, ["--model", spec, "--placers", "single", "--out", "out"], here)
+    command = of_mine(here, function, text)
     assert command.wait() == 2, command.output
-    assert command.output.startswith(f"evaluate.py: --model {spec}: ")
+    assert command.output.startswith(f"evaluate.py: --model mine:{function}: ")
     assert said in command.output
     assert command.output.count("\n") == 1
     assert not (here / "out").exists()
 
 
-def test_what_a_model_prints_is_marked(here: Path) -> None:
-    (here / "mine.py").write_text(MODELS)
-    command = Command(EVALUATE, ["--model", "mine:prints", "--placers", "single", "--out", "out"], here)
+def test_what_a_model_prints_is_marked_and_a_process_that_it_forks_ends_as_it_says(here: Path) -> None:
+    command = of_mine(here, "prints")
     assert command.wait() == 0, command.output
     marked = [line for line in command.output.splitlines() if "mine:prints" in line]
-    assert marked == ["--model mine:prints prints: first\\x1b[31m", "--model mine:prints prints: second"]
-
-
-def test_a_process_that_code_of_the_users_forks_ends_as_it_says(here: Path) -> None:
-    (here / "mine.py").write_text(EXITS)
-    command = Command(EVALUATE, ["--model", "mine:forks", "--placers", "single", "--out", "out"], here)
-    assert command.wait() == 0, command.output
-    assert "--model mine:forks prints: 3\n" in command.output
+    assert marked == [f"--model mine:prints prints: {said}" for said in ("first\\x1b[31m", "3", "last")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_model_that_hangs_and_catches_everything_can_be_interrupted(
     here: Path, number: signal.Signals
 ) -> None:
-    (here / "mine.py").write_text(
-        MODELS.replace("while True:\n        try", "print('now')\n    while True:\n        try")
-    )
-    command = Command(EVALUATE, ["--model", "mine:hangs", "--placers", "single", "--out", "out"], here)
+    command = of_mine(here, "hangs")
     command.wait_until(lambda: "now" in command.output)
     command.send(number)
     assert command.wait(10) == 1

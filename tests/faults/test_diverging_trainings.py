@@ -67,7 +67,6 @@ SCORES = "the policy's scores are not finite"
     ("where", "method", "spoil", "updates", "cause"),
     [
         (PlacementPPO, "train", lambda ppo: fill(ppo.policy, math.nan), 1, "the weights are not finite"),
-        (PlacementPPO, "train", lambda ppo: fill(ppo.policy, 1e38), 1, "the weights are not finite"),
         (PlacementPPO, "train", lambda ppo: fill(ppo.policy, 1e30), 1, SCORES),
         (PlacementPPO, "train", fill_average, 2, "the averaged weights are not finite"),
         (MaskablePPO, "train", lambda ppo: fill(ppo.policy, 1e30), 0, SCORES),

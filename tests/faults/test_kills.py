@@ -90,14 +90,14 @@ def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
     assert whole.wait() == 0, whole.output
     draw = random.Random(0)
     disturbed = 0
-    for number in range(2):
-        out = f"disturbed-{number}"
-        for _ in range(KILLS_PER_RUN):
-            command = evaluate(here, out, jobs=number + 1)
+    for jobs, kills in ((1, KILLS_PER_RUN), (2, KILLS_PER_RUN // 2)):
+        out = f"disturbed-{jobs}"
+        for _ in range(kills):
+            command = evaluate(here, out, jobs)
             disturbed += 1
             if disturb(command, draw.choice(DRAWN), draw.uniform(0.0, 1.0)):
                 break
-        last = evaluate(here, out, jobs=number + 1)
+        last = evaluate(here, out, jobs)
         assert last.wait() == 0, last.output
         assert trials_of(here / out) == trials_of(here / "whole")
         journal = (here / out / "journal.jsonl").read_text().splitlines()

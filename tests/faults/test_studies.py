@@ -16,7 +16,7 @@ from tests.faults.processes import TRAIN, TRAINING, Command, rows_of
 from tests.training_cases import write_toys
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
-GRID = "--timesteps 1280 --context grid --vary hidden=4,8 order=topo,bfs --jobs 2"
+GRID = "--timesteps 1280 --context grid --vary hidden=4,8 --jobs 2"
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +96,14 @@ def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
         assert rows_of(own) == rows_of(whole)
 
 
-def test_a_worker_that_is_killed_costs_an_attempt(here: Path) -> None:
+def test_a_worker_that_is_killed_costs_an_attempt_and_a_study_has_one_process(here: Path) -> None:
     command = study(here, "workers")
     command.wait_until(lambda: bool(workers_of(command)) and is_training(here, "workers"))
     for process in (command.process.pid, *workers_of(command)):  # a name would outlive a kill of all
         assert "/dev/shm/" not in Path(f"/proc/{process}/maps").read_text()
+    second = study(here, "workers")
+    assert second.wait() == 2
+    assert "is being run by another process" in second.output
     os.kill(workers_of(command)[0], KILL)
     assert command.wait() == 0, command.output
     assert outcomes(here, "workers") == outcomes(here, "whole")
@@ -120,18 +123,10 @@ def test_a_trial_that_fails_holds_up_no_other(here: Path) -> None:
     assert attempts(here, "failing") == [good, bad]
 
 
-def test_a_study_has_one_process_and_one_meaning(here: Path) -> None:
+def test_a_study_has_one_meaning(here: Path) -> None:
     done = study(here, "whole")
     assert done.wait() == 0
     assert "it was finished before, so nothing was run" in done.output
     other = study(here, "whole", GRID.replace("4,8", "4,6"))
     assert other.wait() == 2
     assert "study 'whole' was started with another --vary" in other.output
-    long = GRID.replace("1280", "128000")
-    running = study(here, "held", long)
-    running.wait_until(lambda: is_training(here, "held"))
-    second = study(here, "held", long)
-    assert second.wait() == 2
-    assert "is being run by another process" in second.output
-    running.send(KILL)
-    running.wait()

@@ -7,35 +7,30 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from agent.contexts import run_folder
+from agent.learn.config import TrainConfig
 from agent.learn.metrics import UPDATES
 from tests import training_cases
 from tests.faults.run_cases import PER_UPDATE, begin, changed, checkpoints, content, outcome, resume, train
+from tests.fork_server import context
 
 place = training_cases.place
-ROOT = Path(__file__).parents[2]
 
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from agent.contexts import run_folder
-from agent.learn.config import TrainConfig
 
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
+def killed_while_a_run_is_opened(folder: Path, when: str, settings: dict[str, object]) -> None:
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[1] == "before":
-    run_folder.write_json_atomic = kill
-config = TrainConfig.from_json(json.loads(sys.argv[2]), "test")
-with run_folder.opened(Path("runs/one"), config, resume=False):
-    kill()
-"""
+    os.chdir(folder)
+    if when == "before":
+        run_folder.write_json_atomic = kill
+    with run_folder.opened(Path("runs/one"), TrainConfig.from_json(settings, "test"), resume=False):
+        kill()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -44,10 +39,10 @@ def test_a_kill_before_or_after_the_configuration_is_written_wedges_no_name(
 ) -> None:
     settings = {"name": "one", "graphs": "graphs.jsonl", "timesteps": PER_UPDATE}
     settings |= {key.replace("-", "_"): value for key, value in training_cases.SMALL.items()}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, when, json.dumps(settings)], env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    assert killed.returncode == -signal.SIGKILL
+    killed = context.Process(target=killed_while_a_run_is_opened, args=(place, when, settings))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     if when == "before":
         train("--resume", "--name", "one", code=2)
         assert "there is no run 'one'" in capsys.readouterr().err

@@ -37,12 +37,13 @@ def fingerprint() -> str:
     return hashed.hexdigest()[:10]
 
 
-def differences(name: str) -> list[str]:
-    """Lists the answers of a section that are not the golden ones."""
+def differences(name: str, **sample: int) -> list[str]:
+    """Lists the answers of a section, or of a sample of its cases, that are not the golden ones."""
     golden = json.loads((FOLDER / f"{name}.json").read_text())
     is_same = golden.pop(PROCESSOR) == fingerprint()
-    answers = dict(BY_NAME[name]())
-    pairs = {case: (golden.get(case, ""), answers.get(case, "")) for case in golden | answers}
+    answers = dict(BY_NAME[name](**sample))
+    cases = answers if sample else golden | answers
+    pairs = {case: (golden.get(case, ""), answers.get(case, "")) for case in cases}
     return [
         f"{name}: {case}: golden {known or 'none'}, found {found or 'none'}; "
         f"numbers differ by {apart(known, found):.0e}"

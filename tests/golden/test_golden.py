@@ -8,8 +8,10 @@ from tests.golden.make import BY_NAME, agrees, differences
 
 @pytest.mark.parametrize("section", BY_NAME)
 def test_answers_are_the_golden_ones(section: str) -> None:
+    """Placements are sampled; `python -m tests.golden.make` compares all."""
+    sample = {"n_clusters": 2} if section == "placements" else {}
     with torch_threads(1):
-        assert differences(section) == []
+        assert differences(section, **sample) == []
 
 
 def test_answers_that_differ_are_found() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from tests.agent.placement_cases import make_cluster
 from tests.gpu import check, model_steps, parts
 from tests.gpu.check import Settings
 from tests.gpu.models import MODELS
-from tests.gpu.rows import FAILED, OK, SKIPPED, Row
-from tests.gpu.two_on_one import TwoOnOne
+from tests.gpu.rows import FAILED, OK, SKIPPED
 
 MISSING = ("gymnasium", "stable_baselines3", "sb3_contrib", "ortools", "pymetis")
 """Packages that an image for CUDA may lack."""
@@ -91,28 +89,6 @@ def wait_for_the_end_of(pid: int) -> None:
         time.sleep(0.1)
 
 
-def test_no_part_gets_more_time_than_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, now_s = [], [0.0]
-
-    def run_part(part: str, settings: Settings, limit_s: float) -> list[Row]:
-        given.append(limit_s)
-        now_s[0] += limit_s
-        return [Row(part, part)]
-
-    monkeypatch.setattr(check, "run_part", run_part)
-    monkeypatch.setattr(check, "command_of", lambda *arguments: [sys.executable, "-c", ""])
-    monkeypatch.setattr(check.time, "monotonic", lambda: now_s[0])
-    rows = check.run_all(Settings(tmp_path, "cpu", os.environ), {"a": 4.0, "b": 9.0, "c": 9.0}, 10.0)
-    assert given == [4.0, 6.0]
-    assert [row.state for row in rows] == [OK, OK, FAILED]
-    assert sum(check.LIMITS_S.values()) <= check.TOTAL_S < 8 * 60
-
-
-def test_numbers_are_shown_with_how_far_a_prediction_is_off() -> None:
-    cells = check.cells(Row("models", "gpt", OK, 0.002, 0.0016, 2.0**20, 2.0**21))
-    assert cells[3:5] == ("2 / 1.6 ms (+25%)", "1 / 2 MiB (-50%)")
-
-
 def broken() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Linear(3, 3), (torch.zeros(2, 4),)
 
@@ -135,11 +111,6 @@ class Sum(nn.Module):
         return x.sum()
 
 
-def test_a_model_for_which_no_time_is_left_is_said(own_cluster: None) -> None:
-    rows = list(model_steps.compare_models("cpu", -1.0, {"linear": broken}))
-    assert {row.note for row in rows} == {"no time was left"}
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_can_be_captured_and_names_no_device(name: str) -> None:
     with torch.device("meta"):
@@ -154,24 +125,6 @@ def test_losses_of_placements_are_compared(n_used: int, own_cluster: None) -> No
     row = parts._on_one_gpu("", "ptb", "cpu", n_used) if n_used else parts._on_gpu_and_host("ptb", "cpu")
     assert row.state == OK
     assert "3 losses as of the plain model" in row.note
-
-
-def test_another_loss_is_a_failure(own_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Runner:
-        def step(self, *inputs: Tensor) -> float:
-            return 1.5
-
-    def steps() -> Row:
-        parts._same_losses(Runner(), nn.Sequential(nn.Linear(2, 1), Sum()), (torch.ones(1, 2),))
-        return Row("placements", "gpt")
-
-    assert parts.tried("placements", "gpt", steps).note.startswith("AssertionError: losses [1.5, 1.5, 1.5]")
-
-
-def test_one_gpu_stands_for_two() -> None:
-    cuda = TwoOnOne("cuda:0")
-    assert cuda.count() == 2
-    assert cuda.device("cuda:1") == torch.device("cuda:0")
 
 
 def test_the_policy_part_runs_without_packages_that_an_image_lacks() -> None:
@@ -199,46 +152,3 @@ except PlacerError as error:
         "placer 'metis' needs the package pymetis, which is not installed here; install it, or use another "
         "placer",
     ]
-
-
-def test_failed_tests_are_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "test_some.py"
-    file.write_text(
-        "import pytest\npytestmark = pytest.mark.cuda\ndef test_good(): pass\n"
-        "def test_bad(): assert 1 == 2, 'one is not two'\ndef test_left(): pytest.skip('no')\n"
-    )
-    monkeypatch.setattr(parts, "WITH_CUDA_TESTS", (str(file),))
-    rows = list(parts.run_tests("cpu", 100.0))
-    assert [(row.state, row.name) for row in rows] == [(FAILED, "marked cuda"), (FAILED, "test_bad")]
-    assert rows[0].note == "1 passed, 1 failed, 1 skipped"
-    assert "one is not two" in rows[1].note
-
-
-def test_calibration_is_told_by_device_and_link(monkeypatch: pytest.MonkeyPatch, own_cluster: None) -> None:
-    from agent.calibration import __main__ as command
-    from envs.cluster import presets
-
-    monkeypatch.setattr(command, "measure_here", lambda *arguments, **named: None)
-    monkeypatch.setattr(presets, "get_cluster", lambda name: make_cluster(2))
-    rows = list(parts.calibrate("cpu", 10.0))
-    assert [row.name for row in rows] == [
-        "measure",
-        "gpu0 (kind0)",
-        "gpu1 (kind1)",
-        "host",
-        "gpu0 to gpu1",
-        "gpu1 to gpu0",
-    ]
-    assert [row.note for row in rows[3:5]] == ["0 us to issue an op", "10 GB/s, 1 us"]
-
-
-def test_wheels_of_a_folder_are_unpacked_without_a_network(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "absent-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("absent.py", "value = 7\n")
-        wheel.writestr("absent-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: absent\nVersion: 1.0\n")
-        wheel.writestr("absent-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        wheel.writestr("absent-1.0.dist-info/RECORD", "")
-    check.install_wheels(tmp_path, tmp_path / "site")
-    assert (tmp_path / "site" / "absent.py").read_text() == "value = 7\n"
-    with pytest.raises(SystemExit, match="holds no wheels"):
-        check.install_wheels(tmp_path / "site", tmp_path / "other")

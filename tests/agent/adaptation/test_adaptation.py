@@ -41,12 +41,6 @@ def steps(problem: Problem, devices_of: IntArray) -> FloatArray:
     return np.array([step_time_s(problem, device_of) for device_of in devices_of])
 
 
-def test_factors_of_one_change_nothing(problem: Problem) -> None:
-    corrections, placements = Corrections(problem), draws(problem, 4)
-    logs = np.zeros(len(corrections.spreads))
-    np.testing.assert_allclose(np.exp(corrections.log_steps(logs, placements)), steps(problem, placements))
-
-
 def learned(models: list[Corrections], placements: IntArray, log_s: FloatArray) -> Posterior:
     posterior = prior(models)
     for device_of, seconds in zip(placements, np.exp(log_s), strict=True):
@@ -115,16 +109,6 @@ def test_a_fit_predicts_placements_that_were_not_measured(problem: Problem) -> N
     assert np.abs(after).mean() < 0.05
 
 
-def test_a_prediction_of_what_was_measured_is_sure(problem: Problem) -> None:
-    corrections, placements = Corrections(problem), draws(problem, 3)
-    log_s = np.log(steps(problem, placements))
-    posterior = learned([corrections], placements, log_s)
-    costs = posterior.draw(np.random.default_rng(0))
-    _, at_measured = posterior.predict(costs, placements)
-    _, elsewhere = posterior.predict(costs, 1 - placements)
-    assert at_measured.max() < elsewhere.min()
-
-
 def test_an_improbable_model_is_dropped(problem: Problem) -> None:
     placements, known = draws(problem, 1), prior(models_of(problem)[:2])
     probable, other = known.fits
@@ -159,13 +143,6 @@ def test_adapting_measures_the_start_first_and_nothing_twice(problem: Problem) -
     assert len({each.tobytes() for each in found}) == len(seconds) == COUNT
     again, _, _ = adapted(problem, slow_second(problem), 2)
     np.testing.assert_array_equal(found[:2], again)
-
-
-def test_one_device_is_measured_once(problem: Problem) -> None:
-    alone = Problem(problem.graph, problem.cluster.first(1))
-    found, seconds, start = adapted(alone, alone)
-    np.testing.assert_array_equal(found, [start])
-    assert seconds.tolist() == [step_time_s(alone, start)]
 
 
 def test_adapting_finds_what_search_with_true_costs_finds() -> None:

@@ -1,19 +1,20 @@
-"""The report: what it says, its structure, that colours follow the theme, and its size."""
+"""The report: what it says, its structure and size; in Chromium it fits, follows the theme and sorts."""
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from PIL import Image
 
 from agent.evaluation.report.details import detail_section, pairs
-from agent.evaluation.report.figures import as_svg, lines_of
+from agent.evaluation.report.figures import lines_of
 from agent.evaluation.report.headline import advice_of, headline, learned_line
 from agent.evaluation.report.page import write_report
-from agent.evaluation.report.tables import order_maps
 from agent.evaluation.run import evaluate
 from agent.placers.improvements import Improvement
 from agent.placing.request import DATA_PARALLEL
@@ -59,7 +60,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.seen, self.links, self.fetched, self.labels = [], [], [], [], []
+        self.open, self.seen, self.links, self.fetched = [], [], [], []
         self.feed(text)
         assert self.open == []
 
@@ -67,7 +68,6 @@ class Page(HTMLParser):
         attributes = dict(attributes)
         self.seen.append(tag)
         self.links += [attributes["href"]] if tag == "a" else []
-        self.labels += [attributes["aria-label"]] if "aria-label" in attributes else []
         self.fetched += [value for name, value in attributes.items() if name in ("src", "data")]
         if tag not in VOID:
             self.open.append(tag)
@@ -80,13 +80,19 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
+def report_on(folder, **changes):
+    """Makes a small evaluation with its report; returns what was found, and the page."""
+    found = evaluate(small_spec(**changes), folder, report=quiet)
+    command = "python evaluate.py " + 20 * "--flag "
+    write_report(folder / "report.html", found.trials, command, answers=found.answers)
+    return found, (folder / "report.html").read_text()
+
+
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     """Folder of a small evaluation with its report."""
     folder = tmp_path_factory.mktemp("evaluation")
-    spec = small_spec(placers=("single", "heft", "annealing", DATA_PARALLEL))
-    found = evaluate(spec, folder, report=quiet)
-    write_report(folder / "report.html", found.trials, "evaluate.py", answers=found.answers)
+    report_on(folder, placers=("single", "heft", "annealing", DATA_PARALLEL))
     return folder
 
 
@@ -139,13 +145,14 @@ def test_1000_graphs_take_at_most_5_mb(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 3.5e6  # without single graphs
 
 
-def test_single_graphs_take_at_most_3_5_mb(tmp_path):
-    graphs = tuple(training_graph(60, 6, name=f"large{index}") for index in range(7))
+@pytest.mark.parametrize(("n_graphs", "n_layers", "n_shown"), [(2, 60, 2), (7, 1, 6)])
+def test_single_graphs_take_at_most_3_5_mb(tmp_path, n_graphs, n_layers, n_shown):
+    graphs = tuple(training_graph(n_layers, 6, name=f"g{index}") for index in range(n_graphs))
     spec = small_spec(graphs=graphs, clusters=(make_cluster(4, 1e13),), placers=("heft", "random"), seeds=1)
     found = evaluate(spec, tmp_path, report=quiet)
     section = detail_section(found.answers, pairs(found.trials))
-    assert section.count("<option") == 6
-    assert len(section) < 3.5e6
+    assert section.count("<option") == n_shown
+    assert len(section) < 3.5e6 * n_shown / 6
 
 
 def times(**by_placer):
@@ -180,10 +187,8 @@ def test_headline_ends_with_the_lower_bound(bound_s, said):
 
 
 def test_a_report_advises_data_parallelism_that_was_not_asked_for(tmp_path):
-    spec = small_spec(graphs=(training_graph(60, 6),), clusters=(make_cluster(4, 1e13),), placers=("heft",))
-    found = evaluate(spec, tmp_path, report=quiet)
-    write_report(tmp_path / "report.html", found.trials, "evaluate.py", answers=found.answers)
-    text = (tmp_path / "report.html").read_text()
+    wide = {"graphs": (training_graph(60, 6),), "clusters": (make_cluster(4, 1e13),)}
+    found, text = report_on(tmp_path, **wide, placers=("heft",))
     (advice,) = re.findall(r"<b>Use data parallelism</b>(: .*alone)\.", text)
     assert advice.endswith("; its step averages 4 such batches; losses across samples see one alone")
     assert advice_of(found.trials, found.answers) == f"use data parallelism{advice}"
@@ -195,16 +200,14 @@ def test_steps_that_their_host_bounds_are_said_first(tmp_path, issue_s):
     ops = [{"name": str(op), "flops": 1e6, "bytes_moved": 1e3} for op in range(8)]
     short = build_graph("short", "", ops, [(0, 4.0, [1])])
     cluster = make_cluster(2, 1e13, issue_s=issue_s)
-    spec = small_spec(graphs=(short, training_graph()), clusters=(cluster,), placers=("heft",))
-    found = evaluate(spec, tmp_path, report=quiet)
-    write_report(tmp_path / "report.html", found.trials, "evaluate.py", answers=found.answers)
+    graphs = (short, training_graph())
+    found, text = report_on(tmp_path, graphs=graphs, clusters=(cluster,), placers=("heft",))
     line = found.answers.host_line(found.trials)
     assert (
         "longer to issue 1 of 2 steps than the devices to run them: capture the step as a CUDA graph" in line
     )
     assert ("not counted" in line) == (issue_s == 0)
     assert advice_of(found.trials, found.answers).startswith("as a CUDA graph, use") == (issue_s == 0)
-    text = (tmp_path / "report.html").read_text()
     assert text.count(line[1:]) == 1
     assert text.index(line[1:]) < text.index("<b>Use" if issue_s else "<b>As a CUDA graph, use")
     one = found.answers.host_line([trial for trial in found.trials if trial.graph == "short"])
@@ -227,24 +230,27 @@ def test_headline_says_what_to_do():
     assert "<b>Use the placement of heft" in headline([*placement, slower])
 
 
-def test_the_best_learned_placer_is_compared_with_the_best_search():
-    trials = times(single=[4.0], policy=[2.0], refine=[1.0], heft=[3.0])
-    other = "refine, the best placer that learned nothing"
-    told = f"policy, the best learned placer, takes 2.000 of the time of {other}."
-    assert learned_line(trials) == told
-    assert told in headline(trials)
-    assert learned_line(times(single=[4.0], refine=[1.0])) == ""
+OTHER = "refine, the best placer that learned nothing"
+LEARNED = f"policy, the best learned placer, takes 2.000 of the time of {OTHER}."
 
 
-@pytest.mark.parametrize("placer", ["auto", "policy-refine"])
-def test_placers_that_search_beside_a_policy_are_hybrids(placer):
-    trials = times(**{"single": [4.0], placer: [1.0], "refine": [2.0]})
-    other = "refine, the best placer that learned nothing"
-    told = f"{placer}, the best hybrid of a policy and search, takes 0.500 of the time of {other}."
-    assert learned_line(trials) == told
-    assert told in headline(trials)
-    decoded = f"policy-beam, the best learned placer, takes 1.500 of the time of {other}."
-    assert learned_line([*trials, *times(**{"policy-beam": [3.0]})]) == f"{decoded} {told}"
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({"policy": 2.0, "heft": 3.0}, LEARNED),
+        ({"heft": 3.0}, ""),
+        ({"auto": 0.5}, f"auto, the best hybrid of a policy and search, takes 0.500 of the time of {OTHER}."),
+        (
+            {"policy-refine": 0.5, "policy": 2.0},
+            f"{LEARNED} policy-refine, the best hybrid of a policy and search, takes 0.500 of the time of "
+            f"{OTHER}.",
+        ),
+    ],
+)
+def test_learned_placers_and_hybrids_are_compared_with_the_best_search(steps, said):
+    trials = times(**{name: [step_s] for name, step_s in {"single": 4.0, "refine": 1.0, **steps}.items()})
+    assert learned_line(trials) == said
+    assert said in headline(trials)
 
 
 def test_pairs_begin_with_the_largest_difference():
@@ -254,14 +260,6 @@ def test_pairs_begin_with_the_largest_difference():
     ]
     (alone,) = pairs(times(heft=[1.0], annealing=[2.0], single=[9.0]))
     assert (alone.left.placer, alone.right.placer) == ("heft", "single")
-
-
-def test_labels_of_a_chart_are_shown_as_they_are():
-    figure = Figure((2, 1))
-    figure.suptitle("0.7825 ms")
-    chart = as_svg(figure, r'"a\d\1" <b>')
-    assert ">0.7825 ms<" in chart
-    assert Page(chart).labels == [r'"a\d\1" <b>']
 
 
 def test_a_curve_is_the_mean_of_the_best_so_far():
@@ -276,6 +274,82 @@ def test_a_curve_is_the_mean_of_the_best_so_far():
     assert ratio[spent > 101] == pytest.approx(0.5)  # the mean of 1/4 and 1
 
 
-def test_order_maps_need_two_orders():
-    assert order_maps(synthetic_trials(2, placers=PLACERS[:1])) == ""
-    assert order_maps(synthetic_trials(30)).count("<tr>") == 3
+CHROMIUM = shutil.which("chromium")
+DARK, LIGHT = 0, 1
+PROBE = """
+<script>
+const first = document.querySelector(".sortable");
+const column = at => [...first.tBodies[0].rows].map(row => row.cells[at].textContent).join("|");
+const found = {width: document.documentElement.scrollWidth, window: window.innerWidth, was: column(3)};
+first.rows[0].cells[3].click(); found.up = column(3);
+first.rows[0].cells[3].click(); found.down = column(3);
+first.rows[0].cells[0].click(); found.names = column(0);
+const shown = () => [...document.querySelectorAll("[data-graph]")]
+  .map(part => part.offsetHeight > 0 ? 1 : 0).join("");
+found.first = shown();
+const choice = document.querySelector("select");
+choice.value = "1"; choice.dispatchEvent(new Event("change")); found.second = shown();
+const cut = part => part.scrollWidth > part.clientWidth ? 1 : 0;
+found.cut = [...document.querySelectorAll(".curves .chart")].map(cut).join("") + cut(first.parentNode);
+found.ratio = Math.ceil(first.rows[0].cells[1].getBoundingClientRect().right);
+const ink = document.querySelector(".chart svg text");
+found.ink = getComputedStyle(ink).fill;
+for (const [key, value] of Object.entries(found)) document.body.setAttribute("data-" + key, value);
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def page(reported):
+    """The report, where there is a browser."""
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
+    return reported / "report.html"
+
+
+def browse(folder, *flags):
+    command = [
+        *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+        *("--disable-background-networking", f"--user-data-dir={folder / 'profile'}", *flags),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
+def probed(page, folder, width, theme):
+    """What a script in a copy of the page finds, by name."""
+    copy = folder / "probe.html"
+    copy.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
+    flags = f"--window-size={width},900", f"--blink-settings=preferredColorScheme={theme}", "--dump-dom"
+    body = re.search(r"<body[^>]*>", browse(folder, *flags, copy.as_uri()))
+    assert body, "no page"
+    return dict(re.findall(r'data-(\w+)="([^"]*)"', body[0]))
+
+
+@pytest.mark.parametrize(("width", "theme"), [(400, DARK), (1280, LIGHT)])
+def test_the_page_fits_the_window_and_works(page, tmp_path, width, theme):
+    found = probed(page, tmp_path, width, theme)
+    assert int(found["width"]) <= int(found["window"])
+    assert abs(int(found["window"]) - width) <= 120  # a headless window has a least width
+    assert found["cut"] == ("001" if width == 400 else "000")
+    assert int(found["ratio"]) <= int(found["window"])
+    up, down = ([float(cell) for cell in found[key].split("|")] for key in ("up", "down"))
+    assert up == sorted(up)
+    assert down == up[::-1]
+    assert len(up) == 4
+    assert found["names"] == "annealing|data-parallel|heft|single"
+    assert (found["first"], found["second"]) == ("10", "01")
+    assert found["ink"] == ("rgb(230, 230, 230)" if theme == DARK else "rgb(34, 34, 34)")
+
+
+def test_a_screenshot_is_not_blank_and_has_the_right_paper(page, tmp_path):
+    shot = tmp_path / "shot.png"
+    flags = "--window-size=1280,2600", f"--blink-settings=preferredColorScheme={DARK}"
+    browse(tmp_path, *flags, f"--screenshot={shot}", page.as_uri())
+    with Image.open(shot) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    paper = pixels[2, 2]
+    assert paper.mean() < 60
+    is_drawn = (abs(pixels - paper).sum(axis=2) > 60).mean(axis=1) > 0
+    assert is_drawn.mean() > 0.25
+    is_coloured = np.ptp(pixels, axis=2) > 60
+    assert is_coloured.sum() > 500  # bars and lines

@@ -14,7 +14,6 @@ from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
 from agent.instances.best_known import DATA, read_best_known, read_placements
 from agent.instances.instance import InstanceError, find_instances, find_names, load_instance, sources
-from agent.lab.pivot import read_table
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placements.placement import Placement
 from graphs.io.graph_files import write_graphs
@@ -81,26 +80,6 @@ def test_dopplers_simulator_answers_alike() -> None:
     assert max(errors) < 2e-4
 
 
-def test_a_workload_keeps_latencies_colours_and_devices() -> None:
-    (instance,) = find_instances(["tarnawski:throughput-layers-bert24_training"])
-    graph, cluster = instance.graph, instance.cluster
-    assert np.nansum(graph.seconds["acc"]) == pytest.approx(0.217813)
-    assert np.nansum(graph.seconds["cpu"]) == pytest.approx(2.17813)
-    assert np.bincount(graph.colocate).tolist().count(2) == 32
-    assert graph.phases.count("backward") == 32
-    assert [device.name for device in cluster.devices] == [
-        "acc0",
-        "acc1",
-        "acc2",
-        "acc3",
-        "acc4",
-        "acc5",
-        "cpu0",
-    ]
-    assert cluster.devices[0].memory_bytes == 17185374208
-    assert cluster.bytes_per_s[0, 1] == 2**31
-
-
 def test_the_table_has_every_instance_and_its_placements_take_what_it_says() -> None:
     known, placements = read_best_known(), read_placements()
     assert sorted(known) == sorted(placements) == sorted(find_names(["*"]))
@@ -113,12 +92,6 @@ def test_the_table_has_every_instance_and_its_placements_take_what_it_says() -> 
         assert row.bound_s <= row.step_time_s * (1 + 1e-9)
         assert all((row.method, row.found_by, row.commit, row.date))
         assert row.seconds > 0
-
-
-def test_what_others_report_is_of_instances_and_not_better_than_a_bound() -> None:
-    known = read_best_known()
-    for row in read_table(DATA / "reported.csv"):
-        assert row["step_time_s"] > known[row["instance"]].bound_s
 
 
 def test_the_list_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:

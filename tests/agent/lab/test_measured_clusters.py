@@ -7,42 +7,11 @@ from typing import Any
 import pytest
 
 from agent.lab import published_models
-from agent.lab.measured_clusters import (
-    LAYER,
-    MEASURED,
-    PublishedRuns,
-    _of_sweep,
-    chosen_behind,
-    is_broken,
-    rank_correlation,
-    simulated,
-)
+from agent.lab.measured_clusters import LAYER, MEASURED, PublishedRuns, _of_sweep, is_broken, simulated
 from agent.lab.pivot import ExperimentError, error, read_table
 from agent.lab.published_models import MODELS, Sizes, nanotron, rank_of_layers
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
-
-
-def run(nodes: int, tokens_s_gpu: float, model: str = "1B", pp: int = 2) -> dict[str, Any]:
-    rates = {"tokens_s_gpu": tokens_s_gpu, "tokens_s": 8 * nodes * tokens_s_gpu}
-    return {"model": model, "nodes": nodes, "pp": pp, **rates}
-
-
-@pytest.mark.parametrize(
-    ("other", "broken"),
-    [
-        (run(2, 101.0), True),
-        (run(4, 101.0), True),
-        (run(4, 99.0), False),
-        (run(1, 201.0), True),
-        (run(1, 199.0), False),
-        (run(2, 900.0, model="8B"), False),
-        (run(2, 900.0, pp=4), False),
-    ],
-)
-def test_a_run_of_less_than_half_of_a_comparable_rate_is_broken(other: dict[str, Any], broken: bool) -> None:
-    own = run(2, 50.0)
-    assert is_broken(own, [own, other]) == broken
 
 
 def test_the_rule_leaves_out_seventeen_runs_of_the_sweep() -> None:
@@ -83,19 +52,6 @@ def test_layers_of_a_captured_model_are_on_their_ranks_and_replicas_beside_each_
             assert device == (4 if layer[1] == "2" else 0), name
         elif phase == "forward" and name.startswith("head/"):
             assert device == 4
-
-
-def row(predicted_s: float, measured_s: float, **columns: Any) -> dict[str, Any]:
-    shared = {"model": "1B", "nodes": 1, "dp": 1, "mbs": 1, "microbatches": 1}
-    return {**shared, "predicted_s": predicted_s, "measured_s": measured_s, **columns}
-
-
-def test_statistics_compare_seconds_of_a_sequence_among_the_runs_of_a_model_and_number_of_nodes() -> None:
-    rows = [row(1.0, 1.1), row(2.0, 1.0), row(6.0, 5.0, mbs=2), row(0.1, 9.0, nodes=2)]
-    assert rank_correlation(rows) == "0.333"
-    assert chosen_behind(rows) == "10.0%, at most 10.0%"
-    assert rank_correlation(rows[2:]) == chosen_behind(rows[2:]) == ""
-    assert error("predicted_s", "measured_s", 0.5)([*rows[1:3], row(1.0, 0.0)]) == "60.0%"
 
 
 def test_an_unknown_model_is_one_line(tmp_path: Any) -> None:

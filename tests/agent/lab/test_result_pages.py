@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from agent.lab.__main__ import main
+from agent.lab.pivot import ExperimentError, Row, over, read_table, write_rows
 from agent.lab.questions import EXPERIMENTS, RESULTS
 
 ROOT = Path(__file__).parents[3]
@@ -94,3 +96,41 @@ def test_every_file_of_rows_belongs_to_a_page() -> None:
     named = {(path.parent / target).resolve() for path in FILES for target in links(path)}
     files = {path for path in RESULTS.iterdir() if path.suffix != ".md"}
     assert {RESULTS / experiment.rows for experiment in EXPERIMENTS.values()} <= files <= named
+
+
+ROWS: list[Row] = [
+    {"kind": "a", "size": 1, "s": 1.0, "base": 2.0},
+    {"kind": "a", "size": 1, "s": 4.0, "base": 2.0},
+    {"kind": "b", "size": 1, "s": math.inf, "base": 1.0},
+    {"kind": "b", "size": 2, "s": 3.0, "base": 2.0},
+]
+
+
+def steps(placer: str, *steps_s: float, cluster: str = "c", cpu_s: float = 1.0) -> list[Row]:
+    row = {"placer": placer, "family": "f", "cluster": cluster, "granularity": "op", "seed": 0}
+    row |= {"seconds": 1.0, "cpu_s": cpu_s}
+    return [{**row, "graph": f"g{at}", "step_s": step_s} for at, step_s in enumerate(steps_s)]
+
+
+def test_a_placer_that_does_not_keep_the_budget_everywhere_is_not_compared() -> None:
+    rows = [*steps("auto", 1.0, 2.0), *steps("refine", 2.0, 2.0), *steps("rollout", 1.0, 1.0)]
+    late = [*rows[:-1], *steps("rollout", 1.0, 1.0, cpu_s=1.2)[1:]]
+    assert over("auto", "refine", "rollout")(rows).endswith("rollout")
+    assert over("auto", "refine", "rollout")(late).endswith("refine")
+
+
+def test_rows_are_read_as_what_they_look_like(tmp_path: Path) -> None:
+    rows = [{"a": "x", "b": None, "c": 1, "d": 0.1, "e": True, "f": math.inf}] * 2
+    for name in ("any.csv", "any.csv.gz"):
+        write_rows(tmp_path / "new" / name, rows)
+        assert read_table(tmp_path / "new" / name) == rows
+    with pytest.raises(ExperimentError, match="there are no rows to write"):
+        write_rows(tmp_path / "none.csv", [])
+    with pytest.raises(ExperimentError, match="cannot be read"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_rows_of_another_table_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / EXPERIMENTS["budgets"].rows, ROWS)
+    assert main(["budgets", "--only", "tables", "--out", str(tmp_path)]) == 2
+    assert "the rows have no column 'seconds'" in capsys.readouterr().err

@@ -71,6 +71,10 @@ def test_any_changed_byte_and_any_missing_end_is_found(tmp_path: Path) -> None:
         assert str(caught.value).isprintable()
 
 
+CHECKSUM = checkpoints._checksum(TENSORS, json.dumps(STATE))
+METADATA = {"format": FORMAT, "state": json.dumps(STATE), "sha256": CHECKSUM}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -78,35 +82,22 @@ def test_any_changed_byte_and_any_missing_end_is_found(tmp_path: Path) -> None:
         ({"state": '{"at": 4}'}, "is damaged: its checksum is not that of its content"),
         ({"format": "placewalk.ppo/1"}, "so it is of another version"),
         ({"format": "placewalk.policy/2"}, f"is no {FORMAT} file"),
+        ({"format": None}, "header has no|is no placewalk"),
+        ({"state": None}, "header has no"),
+        ({"sha256": None}, "header has no"),
+        *(
+            ({"state": state, "sha256": checkpoints._checksum(TENSORS, state)}, "a state that is no JSON")
+            for state in ("", "{", "[1]")
+        ),
     ],
 )
-def test_changed_metadata_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
+def test_changed_metadata_is_refused(tmp_path: Path, change: dict[str, str | None], message: str) -> None:
     path = tmp_path / "a.safetensors"
-    write(path)
-    checksum = checkpoints._checksum(TENSORS, json.dumps(STATE))
-    metadata = {"format": FORMAT, "state": json.dumps(STATE), "sha256": checksum}
-    path.write_bytes(save(TENSORS, metadata=metadata))
+    path.write_bytes(save(TENSORS, metadata=METADATA))
     assert read_checkpoint(path).state == STATE
-    path.write_bytes(save(TENSORS, metadata=metadata | change))
-    with pytest.raises(CheckpointError, match=message):
-        read_checkpoint(path)
-
-
-@pytest.mark.parametrize("missing", ["state", "sha256", "format"])
-def test_missing_metadata_is_refused(tmp_path: Path, missing: str) -> None:
-    path = tmp_path / "a.safetensors"
-    metadata = {"format": FORMAT, "state": "{}", "sha256": ""}
-    path.write_bytes(save(TENSORS, metadata={key: metadata[key] for key in metadata if key != missing}))
-    with pytest.raises(CheckpointError, match=r"header has no|is no placewalk"):
-        read_checkpoint(path)
-
-
-@pytest.mark.parametrize("state", ["", "{", "[1]", '"at"'])
-def test_a_state_that_is_no_object_is_refused(tmp_path: Path, state: str) -> None:
-    path = tmp_path / "a.safetensors"
-    metadata = {"format": FORMAT, "state": state, "sha256": checkpoints._checksum(TENSORS, state)}
+    metadata = {key: value for key, value in (METADATA | change).items() if value is not None}
     path.write_bytes(save(TENSORS, metadata=metadata))
-    with pytest.raises(CheckpointError, match="holds a state that is no JSON"):
+    with pytest.raises(CheckpointError, match=message):
         read_checkpoint(path)
 
 
@@ -119,12 +110,6 @@ def test_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     assert latest.state == {"at": 100}
     assert latest.tensors["x"].tolist() == [100]
     assert [path.stem for path in folder.files] == ["00000010", "00000100"]
-
-
-def test_a_single_one_that_is_broken_is_named(tmp_path: Path) -> None:
-    (tmp_path / "00000001.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match="00000001"):
-        CheckpointFolder(tmp_path).latest()
 
 
 def test_damaged_ones_never_push_out_good_ones(tmp_path: Path) -> None:

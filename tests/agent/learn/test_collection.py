@@ -1,4 +1,4 @@
-"""Rollouts of the compiled loop are those of stepping episodes and asking the torch policy."""
+"""Rollouts, and the decisions and advantages from which an update learns."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from agent.learn.ppo import PlacementPPO
+from agent.learn.rollout_buffer import (
+    LEAST_SHARE,
+    MOST_ERROR,
+    PerGraphRolloutBuffer,
+    chances_of,
+    draw_systematically,
+    less_others,
+    normalise_within,
+)
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
-from envs.cluster.presets import get_cluster
-from envs.placement.episodes import EpisodeBatch, EpisodeResult, EpisodeSettings
+from envs.placement.episodes import EpisodeResult
 from envs.placement.generator import Rounds
 from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.dataset import load_family
-from graphs.granularity import with_granularity
 from graphs.system.array_types import IntArray
 from tests.agent.placement_cases import random_problem
-from tests.envs.hand_made_problems import scarce_problem
+from tests.envs.hand_made_problems import chain_problem
 
-TOLERANCE = 2e-5
-"""Of scores of size 1: sums of float32 in another sequence."""
 N_STEPS, N_PLACES = 45, 4
 
 
@@ -66,107 +72,6 @@ def roll_out(ppo: PlacementPPO, n_steps: int) -> list[EpisodeResult]:
     ended.init_callback(ppo)
     assert ppo.collect_rollouts(ppo.env, ended, ppo.rollout_buffer, n_steps)
     return ended.results
-
-
-class KeptDraws:
-    """A generator that keeps what it drew last as draws of devices."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rng, name)
-
-    def random(self, shape: tuple[int, int]) -> np.ndarray:
-        self.last = self._rng.random(shape)
-        return self.last
-
-
-class Stepped:
-    """One place, stepped one decision at a time, with the devices and the beginnings of a rollout."""
-
-    def __init__(self, ppo: PlacementPPO, place: int, **arguments: Any) -> None:
-        self.batch = EpisodeBatch(ppo.env.problems, 1, EpisodeSettings(**arguments))
-        self.ppo, self.place = ppo, place
-        self.ended, self.results = True, list[EpisodeResult]()
-
-    def begin(self) -> None:
-        drawn = self.ppo.env.beginnings[len(self.results)][self.place]
-        self.batch.begin(0, drawn.problem, drawn.order, np.random.default_rng(drawn.seed))
-
-    def scores(self) -> tuple[np.ndarray, float]:
-        """Probabilities of the devices, and the value."""
-        obs = {name: torch.from_numpy(rows.copy()) for name, rows in self.batch.observation._asdict().items()}
-        with torch.inference_mode():
-            logits, values = self.ppo.policy.placer.scores(obs)
-        return logits.softmax(1)[0].numpy(), float(values)
-
-    def compare(self, draws: np.ndarray) -> None:
-        """Compares all that a rollout recorded of this place."""
-        buffer, ends, values = self.ppo.rollout_buffer, [], []
-        for at, draw in enumerate(draws):
-            if self.ended:
-                self.begin()
-            row = at, self.place
-            for name, seen in self.batch.observation._asdict().items():
-                np.testing.assert_array_equal(buffer.observations[name][row], seen[0].flatten())
-            np.testing.assert_array_equal(buffer.action_masks[row], self.batch.observation.mask[0])
-            assert buffer.episode_starts[row] == self.ended
-            probabilities, value = self.scores()
-            device = int(buffer.actions[row][0])
-            below, likely = probabilities[:device].sum(), probabilities[device]
-            assert below - TOLERANCE <= draw <= below + likely + TOLERANCE
-            close = pytest.approx([np.log(likely), value], rel=TOLERANCE, abs=TOLERANCE)
-            assert [buffer.log_probs[row], buffer.values[row]] == close
-            rewards, done = self.batch.step(np.array([device]))
-            assert buffer.rewards[row] == np.float32(rewards[0])
-            self.ended = bool(done[0])
-            if self.ended:
-                self.results.append(self.batch.result(0))
-            ends.append(self.ended)
-            values.append(value)
-        own = slice(None), self.place
-        expected = returns(buffer.rewards[own], [*values, self.scores()[1]], ends)
-        np.testing.assert_allclose(buffer.returns[own], expected, rtol=1e-4, atol=1e-4)
-
-
-def returns(rewards: np.ndarray, values: list[float], ends: list[bool]) -> list[float]:
-    """Returns by generalised advantage estimation with lambda 0.9; there is one more value than rewards."""
-    advantage, found = 0.0, []
-    for at in reversed(range(len(rewards))):
-        later = 0.0 if ends[at] else values[at + 1] + 0.9 * advantage
-        advantage = rewards[at] + later - values[at]
-        found.append(advantage + values[at])
-    return found[::-1]
-
-
-def summary(results: Sequence[EpisodeResult]) -> list[tuple[Any, ...]]:
-    return sorted(
-        (each.problem, each.order, each.decisions, each.episode_return, *each.device_of) for each in results
-    )
-
-
-@pytest.mark.parametrize("cluster", ["4xv100", "gpu+cpu", "2x4xa100", "placeto-k80:3"])
-@pytest.mark.parametrize(
-    ("mdp", "orders"), [("construct", ["topo", "random"]), ("construct", ["bfs"]), ("improve", ["topo"])]
-)
-def test_rollouts_are_those_of_single_steps(cluster: str, mdp: str, orders: list[str]) -> None:
-    """Two in a row, where episodes go on from the first to the second."""
-    graphs = [load_family("cifar10")[1], with_granularity(load_family("cifar10")[0], "module")]
-    problems = [*(Problem(graph, get_cluster(cluster)) for graph in graphs), *[scarce_problem()] * 3]
-    arguments = {"mdp": mdp, "orders": orders, "passes": 1}
-    ppo = make(problems, **arguments)
-    ppo.env._decision_rng = KeptDraws(ppo.env._decision_rng)
-    places = [Stepped(ppo, place, **arguments) for place in range(N_PLACES)]
-    results = []
-    for _ in range(2):
-        results += roll_out(ppo, N_STEPS)
-        assert ppo.rollout_buffer.full
-        for place in places:
-            place.compare(ppo.env._decision_rng.last[:, place.place])
-    assert summary(results) == summary([result for place in places for result in place.results])
-    assert len(results) > 1
-    assert any(result.infeasible for result in results) == (mdp == "construct")
 
 
 def test_rollouts_do_not_depend_on_the_threads_or_on_what_was_before_a_restart() -> None:
@@ -222,9 +127,79 @@ def test_the_return_is_what_a_timer_measures() -> None:
     assert total - plain_total == pytest.approx(gained, rel=1e-5)
 
 
-def test_scores_that_are_not_finite_end_a_rollout() -> None:
-    ppo = make([random_problem(0, 12)])
-    with torch.no_grad():
-        ppo.policy.placer.network.actor[1].bias.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match="the policy's scores are not finite"):
-        roll_out(ppo, 10)
+def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:
+    group = np.array([[7, 7, 3], [7, 0, 3]])
+    values = np.array([[1.0, 2.0, 5.0], [6.0, 9.0, 4.0]], dtype=np.float32)
+    compared = less_others(group, values)
+    assert compared.dtype == np.float32
+    assert compared.tolist() == [[1.0 - 4.0, 2.0 - 3.5, 1.0], [6.0 - 1.5, 9.0, -1.0]]
+
+
+def test_each_group_has_mean_zero_and_deviation_one() -> None:
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 3, (50, 8))
+    values = (rng.normal(size=(50, 8)) * np.array([1.0, 2.0, 5.0])[group] + group).astype(np.float32)
+    scaled = normalise_within(group, values)
+    assert scaled.shape == values.shape
+    assert scaled.dtype == np.float32
+    for member in range(3):
+        assert abs(scaled[group == member].mean()) < 1e-6
+        assert abs(scaled[group == member].std() - 1) < 1e-6
+
+
+def test_a_group_without_spread_is_not_blown_up() -> None:
+    group = np.array([0, 0, 1, 1])
+    scaled = normalise_within(group, np.array([1.0, 1.0 + 1e-6, -1.0, 1.0], dtype=np.float32))
+    assert np.abs(scaled[:2]).max() < 1e-5 / LEAST_SHARE
+    assert np.abs(scaled[2:]).max() == 1.0
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 0.99))
+def test_decisions_are_chosen_by_the_size_of_their_advantage(seed: int, share: float) -> None:
+    advantages = np.random.default_rng(seed).standard_normal((20, 50)).astype(np.float32) ** 3
+    chances = chances_of(advantages, share)
+    assert chances.mean() == pytest.approx(share, rel=1e-3)
+    assert chances.max() <= 1
+    some = chances < 1
+    sizes = np.abs(advantages[some])
+    np.testing.assert_allclose(chances[some], sizes * (chances[some].max() / sizes.max()), rtol=1e-4)
+
+
+def test_a_share_of_the_decisions_has_the_gradient_of_all() -> None:
+    """Weighted sums over what is chosen are those over all decisions, but for chance."""
+    rng, sums, sizes = np.random.default_rng(0), [], set()
+    np.random.seed(0)  # noqa: NPY002 (as SB3 does)
+    advantages, directions = rng.standard_normal(5000).astype(np.float32), rng.standard_normal(5000)
+    chances = chances_of(advantages, 0.2)
+    for _ in range(400):
+        chosen = draw_systematically(chances)
+        assert len(set(chosen.tolist())) == len(chosen)
+        sizes.add(len(chosen))
+        sums.append((directions * advantages / chances)[chosen].sum())
+    assert sizes <= {999, 1000, 1001}
+    error = np.std(sums) / np.sqrt(len(sums))
+    assert np.mean(sums) == pytest.approx((directions * advantages).sum(), abs=4 * error)
+
+
+def test_the_critic_learns_from_bounded_errors() -> None:
+    env = PlacementVecEnv([chain_problem()], 2)
+    buffer = PerGraphRolloutBuffer(2, env.observation_space, env.action_space, n_envs=2)
+    decisions = buffer.begin(2)
+    decisions.reward[:], decisions.value[:] = [[-90.0, -0.2], [-9.0, -0.1]], 3.0
+    buffer.finish(torch.zeros(2, 1), np.ones(2, dtype=bool))
+    (samples,) = buffer.get()
+    assert buffer.returns.min() < -90
+    torch.testing.assert_close(samples.returns, torch.full((4,), 3.0 - MOST_ERROR))
+
+
+def test_minibatches_hold_each_decision_once_and_few_graphs() -> None:
+    problems = [chain_problem() for _ in range(6)]
+    env = PlacementVecEnv(problems, 6)
+    buffer = PerGraphRolloutBuffer(4, env.observation_space, env.action_space, n_envs=6)
+    decisions = buffer.begin(4)
+    decisions.problem[:], decisions.reward[:] = np.arange(6), np.arange(24).reshape(4, 6)
+    buffer.finish(torch.zeros(6, 1), np.ones(6, dtype=bool))
+    batches = list(buffer.get(8))
+    seen = torch.cat([batch.observations["problem"].flatten() for batch in batches])
+    assert seen.bincount().tolist() == [4] * 6
+    assert [len(batch.observations["problem"].unique()) for batch in batches] == [2] * 3

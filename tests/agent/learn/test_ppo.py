@@ -33,9 +33,11 @@ from envs.placement.env import PlacementEnv
 from envs.placement.generator import Rounds
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
+from graphs.dataset import load_family
+from graphs.granularity import with_granularity
 from graphs.system.errors import InputError
-from tests.agent.learn.train_cases import chains
 from tests.agent.placement_cases import random_problem
+from tests.envs.hand_made_problems import scarce_problem
 
 N_STEPS, N_PLACES = 30, 4
 
@@ -93,10 +95,14 @@ def first_gradients(ppo: PlacementPPO) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("mdp", ["construct", "improve"])
-def test_the_loop_of_sb3_gives_the_same_rollout_and_gradients(mdp: str) -> None:
+@pytest.mark.parametrize(
+    ("cluster", "mdp"), [("2x4xa100", "construct"), ("placeto-k80:3", "construct"), ("gpu+cpu", "improve")]
+)
+def test_the_loop_of_sb3_gives_the_same_rollout_and_gradients(cluster: str, mdp: str) -> None:
+    graph = with_granularity(load_family("cifar10")[0], "module")
+    some = [*problems(2), scarce_problem(), Problem(graph, get_cluster(cluster))]
     compiled, plain = (
-        make(PlacementVecEnv(problems(), N_PLACES, mdp=mdp, orders=("topo", "random")), cls)
+        make(PlacementVecEnv(some, N_PLACES, mdp=mdp, orders=("topo", "random"), passes=1), cls)
         for cls in (PlacementPPO, PlainPPO)
     )
     compiled.restart()
@@ -184,10 +190,8 @@ def test_each_way_of_sb3_to_hand_weights_on_gives_the_same_scores(how: str, tmp_
         ({"env": []}, "env has no problems to place; use a PlacementVecEnv"),
         ({"env": gymnasium.make("CartPole-v1")}, "env has no problems to place"),
         ({"n_steps": 0}, "n_steps is 0; use at least 2"),
-        ({"n_epochs": 0}, "epochs is 0; use at least 1"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast'; use a number"),
         ({"advantage": "mine"}, "advantage is 'mine'; use op or graph or batch"),
-        ({"share": 2.0}, "share is 2.0; use at most 1"),
         ({"n_envs": 4}, "unknown argument 'n_envs'; use those of MaskablePPO"),
         ({"seed": -1}, "seed is -1; use a whole number"),
         ({"policy": 3}, "policy is 3; use a string"),
@@ -348,13 +352,23 @@ def test_other_environments_are_stepped_by_sb3(wrap: Callable[[Sequence[Problem]
     assert ppo.ep_info_buffer or wrap is stepped_singly
 
 
-def test_it_learns_to_place_chains() -> None:
-    """Four equal chains on four devices: spread, they take a fourth of the time of one device."""
-    env = PlacementVecEnv([Problem(chains(4, 4, "chains"), get_cluster("4xh100"))], 16)
-    ppo = make(env, n_steps=32, batch_size=128, learning_rate=3e-3)
-    first, last = Watcher(), Watcher()
-    ppo.learn(512, callback=first)
-    ppo.learn(8 * 512, reset_num_timesteps=False)
-    ppo.learn(512, callback=last, reset_num_timesteps=False)
-    before, after = (np.mean([each.ratio_to_single for each in seen.ended]) for seen in (first, last))
-    assert after < min(0.8 * before, 0.45)
+def test_the_average_forgets_by_its_decay_and_sooner_at_first():
+    ppo, average = make(PlacementVecEnv(problems(1), 2)), AverageWeights(decay=0.5)
+    average.init_callback(ppo)
+    average.on_training_start({}, {})
+
+    def after_update_to(value):
+        with torch.no_grad():
+            for weight in ppo.policy.placer.network.parameters():
+                weight.fill_(value)
+        ppo.updates += 1
+        average.on_rollout_start()
+        average.on_rollout_start()  # a second call for the same update
+        return next(average.policy.network.parameters()).flatten()[0].item()
+
+    # Kept of the average: nothing, then 2/11, then 3/12.
+    seen = [after_update_to(value) for value in (8.0, 0.0, 0.0)]
+    assert seen == pytest.approx([8.0, 8 * 2 / 11, 8 * 2 / 11 * 3 / 12])
+    for _ in range(20):
+        before = after_update_to(0.0)
+    assert after_update_to(0.0) == pytest.approx(before / 2)

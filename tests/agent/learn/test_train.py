@@ -11,27 +11,16 @@ import pytest
 import torch
 
 from agent.contexts.local import closing_lines
-from agent.learn import evaluation, inputs
+from agent.learn import evaluation
 from agent.learn import train as training
 from agent.learn.config import ConfigError
 from agent.learn.evaluation import LOG_SPACED, is_better
-from agent.learn.metrics import (
-    HELD_OUT,
-    LAYOUT,
-    MEANINGS,
-    OVER_SEARCH,
-    SCORE,
-    TRAINED_ON,
-    VALIDATION,
-    as_markdown,
-)
+from agent.learn.metrics import HELD_OUT, MEANINGS, OVER_SEARCH, SCORE, VALIDATION, as_markdown
 from agent.learn.problems import problems_of
-from agent.learn.train import train
+from agent.learn.train import Result, train
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
-from agent.policy import serialization
-from agent.policy.serialization import StoredPolicy, load_policy, read_policy
+from agent.policy.serialization import load_policy, read_policy
 from envs.problem import Problem
-from graphs.split import Split
 from tests.agent.learn.train_cases import SMALL, MemoryContext, chains, numbers
 
 
@@ -41,55 +30,31 @@ def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
     return dict(saved.tensors)
 
 
-def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
-    context = MemoryContext(tmp_path)
-    result = train(replace(SMALL, timesteps=12_000, learning_rate=5e-3), context)
+LEARNING = replace(SMALL, timesteps=12_000, learning_rate=5e-3)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, MemoryContext]:
+    """A training that finds what is best."""
+    context = MemoryContext(tmp_path_factory.mktemp("learned"))
+    return train(LEARNING, context), context
+
+
+def test_learns_to_spread_independent_chains(learned: tuple[Result, MemoryContext]) -> None:
+    result, context = learned
     assert result.finished
     assert result.best_score == pytest.approx(0.25, abs=0.01)
     assert context.rows[-1][HELD_OUT] < 0.4
 
 
-@pytest.mark.parametrize("mdp", ["construct", "improve"])
-def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
-    first, second, other = (MemoryContext(tmp_path / name) for name in "abc")
-    other.seed = 1
-    for context in (first, second, other):
-        train(replace(SMALL, timesteps=1024, mdp=mdp), context)
-    assert numbers(first) == numbers(second)
-    assert numbers(first) != numbers(other)
-
-
-LEARNING = replace(SMALL, timesteps=6_000, learning_rate=5e-3)
-
-
-@pytest.fixture(scope="module")
-def full_model(tmp_path_factory: pytest.TempPathFactory) -> MemoryContext:
-    """A training from which nothing is left out."""
-    context = MemoryContext(tmp_path_factory.mktemp("full-model"))
-    train(LEARNING, context)
-    return context
-
-
-@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"feature_set": "state"}])
+@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"feature_set": "state"}])
 def test_what_is_left_out_makes_another_policy_that_still_learns(
-    tmp_path: Path, full_model: MemoryContext, change: dict[str, str]
+    tmp_path: Path, learned: tuple[Result, MemoryContext], change: dict[str, str]
 ) -> None:
     context = MemoryContext(tmp_path)
-    train(replace(LEARNING, **change), context)
-    assert numbers(context) != numbers(full_model)
+    train(replace(LEARNING, timesteps=6_000, **change), context)
+    assert numbers(context)[1] != numbers(learned[1])[1]
     assert context.rows[-1][HELD_OUT] < 0.6
-
-
-def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
-    whole, halves = MemoryContext(tmp_path / "whole"), MemoryContext(tmp_path / "halves", stop_after=4)
-    train(SMALL, whole)
-    stopped = train(SMALL, halves)
-    assert not stopped.finished
-    halves.stop_after = 10**9
-    resumed = train(SMALL, halves)
-    assert resumed.finished
-    assert numbers(halves) == numbers(whole)
-    assert all(torch.equal(tensor, weights(halves)[name]) for name, tensor in weights(whole).items())
 
 
 def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
@@ -164,9 +129,9 @@ def test_comparisons_are_log_spaced_and_begin_before_the_first_update(tmp_path: 
 def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) -> None:
     long = replace(SMALL, n_steps=40_000, timesteps=10**9)
     context = MemoryContext(tmp_path / "long")
-    result = train(replace(long, minutes=0.1), context)
+    result = train(replace(long, minutes=0.05), context)
     assert 128 <= result.timesteps < 8 * 40_000
-    assert 3.0 < result.wall_s < 60.0
+    assert 1.5 < result.wall_s < 60.0
     assert result.finished
     assert result.cut_short == f"{result.timesteps:,} of 1,000,000,000 decisions"
     assert SCORE in context.rows[-1]
@@ -174,19 +139,6 @@ def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) 
     ample = MemoryContext(tmp_path / "ample")
     train(replace(SMALL, timesteps=512, minutes=60), ample)
     assert [row["timesteps"] for row in ample.rows] == [0, 256, 512]
-
-
-def test_time_used_before_an_interruption_counts(tmp_path: Path) -> None:
-    config = replace(SMALL, timesteps=10**9, minutes=0.05)
-    context = MemoryContext(tmp_path)
-    first = train(config, context)
-    n_rows = len(context.rows)
-    again = train(config, context)
-    assert 0.8 * first.wall_s <= again.wall_s < 2 * first.wall_s
-    assert len(context.rows) == n_rows
-    assert (again.cut_short, again.best_score) == (first.cut_short, first.best_score)
-    longer = train(replace(config, minutes=config.minutes + 0.02), context)
-    assert longer.timesteps > first.timesteps
 
 
 def test_a_run_that_gets_more_minutes_compares_the_same_graphs(
@@ -218,43 +170,19 @@ def without_annealing(placer: Placer, problem: Problem, budget: Budget, rng: np.
     return search.result()
 
 
-def test_a_policy_to_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = MemoryContext(tmp_path / "first")
-    train(replace(SMALL, timesteps=256), first)
-    read: list[str] = []
-
-    def read_counted(path: str) -> StoredPolicy:
-        read.append(path)
-        return read_policy(path)
-
-    for module in (inputs, serialization):
-        monkeypatch.setattr(module, "read_policy", read_counted)
-    config = replace(SMALL, timesteps=256, init=str(first.folder))
-    context = MemoryContext(tmp_path / "second")
-    train(config, context, inputs.read_inputs(config, context.graphs))
-    assert read == [config.init]
-
-
 def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to learn; give --timesteps"):
         train(replace(SMALL, timesteps=0), MemoryContext(tmp_path))
 
 
-def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
-    first = MemoryContext(tmp_path / "first")
-    trained = train(replace(SMALL, timesteps=1024, learning_rate=5e-3), first)
-    second = MemoryContext(tmp_path / "second")
-    unchanged = replace(SMALL, learning_rate=1e-9, final_learning_rate=0)
-    config = replace(unchanged, timesteps=256, init=str(first.folder))
-    assert train(config, second).best_score == pytest.approx(trained.best_score)
-
-
-def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
-    first, second = MemoryContext(tmp_path / "first"), MemoryContext(tmp_path / "second")
-    train(replace(SMALL, timesteps=256), first)
-    other = chains(3, 3, "other")
-    second.graphs = Split((other,), (), ())
-    train(replace(SMALL, timesteps=256, init=str(first.folder)), second)
+def test_training_can_start_from_a_policy_and_what_that_saw_counts_as_seen(
+    tmp_path: Path, learned: tuple[Result, MemoryContext]
+) -> None:
+    first, second, other = learned[1], MemoryContext(tmp_path / "second"), chains(3, 3, "other")
+    second.graphs = replace(second.graphs, train=(*second.graphs.train, other))
+    unchanged = replace(SMALL, learning_rate=1e-9, final_learning_rate=0, timesteps=256)
+    result = train(replace(unchanged, init=str(first.folder)), second)
+    assert result.best_score < 0.35
     card = read_policy(second.folder).card
     assert card.how_seen(other) == "yes"
     assert card.how_seen(first.graphs.train[0]) == "yes"
@@ -273,19 +201,6 @@ def test_metrics_are_complete_and_each_has_a_meaning(tmp_path: Path) -> None:
     assert context.rows[0].keys() >= {SCORE, OVER_SEARCH}, "curves begin with the untrained policy"
 
 
-def tensorboard_key(tag: str) -> list[tuple[int, str]]:
-    """How TensorBoard sorts tags: slashes, underscores and digits come before all other characters."""
-    return [(0, "") if sign in "/_" else (1, sign) for sign in tag]
-
-
-def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
-    of_sb3 = {"train/explained_variance", "train/policy_gradient_loss", "rollout/ep_rew_mean"}
-    shown = [tag for tag in MEANINGS if not tag.startswith(("of_family", "time/"))]
-    assert max(len(tag) for tag in shown if tag not in of_sb3) <= 20
-    assert sorted(MEANINGS, key=tensorboard_key)[:2] == [OVER_SEARCH, TRAINED_ON]
-    assert {tag for _, tags in LAYOUT["training"].values() for tag in tags} < set(MEANINGS)
-
-
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     train(replace(SMALL, timesteps=256), context)
@@ -293,8 +208,3 @@ def test_references_are_those_of_annealing(tmp_path: Path) -> None:
     found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
     row = next(row for row in context.rows if SCORE in row)
     assert row[OVER_SEARCH] == pytest.approx(row[HELD_OUT] * problem.scale_s / found)
-
-
-def test_a_policy_learns_from_randomized_clusters(tmp_path: Path) -> None:
-    config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=3)
-    assert train(config, MemoryContext(tmp_path)).finished

@@ -127,19 +127,6 @@ def test_refine_starts_from_a_plan_that_fits_if_none_of_equal_time_does(
     assert not place("refine", pipelined, 8).step_time.fits
 
 
-def test_memory_decides_before_time() -> None:
-    graph = load_family("gpt")[0]
-    cluster = get_cluster("4xv100")
-    one = PipelineObjective(Problem(graph, cluster), Pipeline("1f1b", 8))
-    need = place("single", one, 10).step_time.peak_bytes.max()
-    devices = tuple(replace(device, memory_bytes=0.45 * need) for device in cluster.devices)
-    scarce = PipelineObjective(Problem(graph, replace(cluster, devices=devices)), Pipeline("1f1b", 8))
-    single = place("single", scarce, 10)
-    found = place("refine", scarce, 300)
-    assert not single.step_time.fits
-    assert found.step_time.fits
-
-
 @pytest.mark.parametrize("name", ["annealing", "refine", "single"])
 def test_searches_end_before_their_seconds_are_spent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, simulate = [0.0], PipelinedProblem._run

@@ -22,11 +22,9 @@ from agent.placers.exact.solver import (
     MAX_OPS,
     MAX_PLACEMENTS,
     START_EVALUATIONS,
-    Proof,
     enumerate_placements,
     n_placements,
     solve,
-    try_all,
 )
 from envs.objective import TOTAL_S
 from envs.problem import Problem
@@ -168,23 +166,6 @@ def test_trying_ends_early_where_the_seconds_will_not_last() -> None:
     search = SearchState(problem, Budget(None, seconds=0.05))
     assert not enumerate_placements(search)
     assert 0 < search.evaluations < n_placements(problem) / 2
-
-
-def test_a_large_graph_whose_placements_cannot_all_be_tried_in_time_is_refined() -> None:
-    n_ops = MAX_OPS + 100
-    ops = [{"name": f"op{at}", "flops": 1e9, "colocate": at * 20 // n_ops} for at in range(n_ops)]
-    graph = build_graph("g", "", ops, [(at, 1e6, [at + 1]) for at in range(n_ops - 1)])
-    problem = Problem(graph, make_cluster(2))
-    assert n_placements(problem) == MAX_PLACEMENTS
-    found = PLACERS["exact"].place(problem, Budget(None, seconds=0.3), np.random.default_rng(0))
-    assert found.feasible
-    assert found.evaluations < n_placements(problem)
-    assert found.lower_bound_s == 0.0
-
-
-def test_nothing_is_proven_by_trying_where_nothing_fits() -> None:
-    problem = Problem(training_graph(1, 3), make_cluster(2, memory_bytes=1.2 * GB))
-    assert try_all(SearchState(problem, Budget(1000))) == Proof(0.0, is_optimal=False)
 
 
 def test_without_its_solver_it_says_so_and_is_left_out_by_default(

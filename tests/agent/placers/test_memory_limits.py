@@ -1,13 +1,30 @@
 """Tries with less and less memory."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
-from agent.placers.memory_limits import CORRECTIONS, MARGIN, MAX_TRIES, MemoryLimits, retry_until_feasible
+from agent.evaluation.comparison.summary import summarise
+from agent.evaluation.run import evaluate
+from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.terminal_report import print_tables
+from agent.placers.base import PLACERS, Budget
+from agent.placers.memory_limits import (
+    CORRECTIONS,
+    MARGIN,
+    MAX_TRIES,
+    MemoryLimits,
+    complete_placement,
+    retry_until_feasible,
+)
+from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.dataset import load_family
 from graphs.system.array_types import IntArray
-from tests.agent.placement_cases import GB, make_cluster, training_graph
+from tests.agent.evaluation_cases import rows_of
+from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
 PROBLEM = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
 
@@ -48,3 +65,58 @@ def test_a_loop_ends_when_a_placer_says_so_or_all_tries_are_made(stop_at: int) -
 
     assert retry_until_feasible(PROBLEM, place_within) == (stop_at <= MAX_TRIES)
     assert tries == list(range(1, min(stop_at, MAX_TRIES) + 1))
+
+
+def test_units_go_one_after_another_where_most_memory_is_free() -> None:
+    """Four units of 1 GB and a bit; one is on a device of 2 GB, the others have 3 and 5 GB."""
+    problem = Problem(training_graph(2, 2), make_cluster(3))
+    tight = problem.with_memory(np.array([2 * GB, 3 * GB, 5 * GB]))
+    heavy = tight.footprint_bytes > GB / 2
+    assert heavy.sum() == 4
+    unit_device = np.full(len(heavy), -1)
+    unit_device[np.flatnonzero(heavy)[0]] = 0
+    completed = complete_placement(tight, unit_device[tight.graph.unit_of])
+    first_ops = tight.graph.units.items[tight.graph.units.ptr[:-1]]
+    assert completed[first_ops][heavy].tolist() == [0, 2, 2, 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_placed_stays_and_units_stay_together(seed: int) -> None:
+    problem = random_problem(seed)
+    rng = np.random.default_rng(seed)
+    unit_device = rng.integers(-1, problem.n_devices, len(problem.graph.units))
+    device_of = unit_device[problem.graph.unit_of]
+    completed = complete_placement(problem, device_of)
+    assert (completed >= 0).all()
+    np.testing.assert_array_equal(completed[device_of >= 0], device_of[device_of >= 0])
+    for unit in range(len(problem.graph.units)):
+        assert len(np.unique(completed[problem.graph.units.row(unit)])) == 1
+
+
+CLUSTER = get_cluster("4xv100")
+LLAMAS = load_family("llama")
+SPREADING = ("memory-fill", "m-topo", "contiguous", "heft", "m-etf", "rollout", "annealing", "local-search")
+
+
+def test_placers_that_spread_are_feasible_where_no_single_device_is() -> None:
+    tightest = Problem(max(LLAMAS, key=lambda graph: graph.resident_bytes.sum()), CLUSTER)
+    tightest.check_feasible()
+    for name in ("single", *SPREADING):
+        found = PLACERS[name].place(tightest, Budget(500), np.random.default_rng(0))
+        assert found.feasible == (found.step_time.peak_bytes <= CLUSTER.memory_bytes).all()
+        assert found.feasible == (name != "single"), name
+
+
+def test_a_placer_that_is_out_of_memory_is_reported_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = EvaluationSpec(tuple(LLAMAS[:2]), (CLUSTER,), ("single", "memory-fill"), budget=Budget(20))
+    trials = evaluate(study, tmp_path, report=lambda done, total: None).trials
+    rows = rows_of(tmp_path)
+    reported = {(row["placer"], row["feasible"], bool(row["ratio_to_single"])) for row in rows}
+    assert reported == {("single", "false", False), ("memory-fill", "true", True)}
+    lines = summarise(trials)
+    assert {line.placer: line.feasible_share for line in lines} == {"single": 0.0, "memory-fill": 1.0}
+    print_tables(lines)
+    cells = {words[0]: words for words in map(str.split, capsys.readouterr().out.splitlines()) if words}
+    assert cells["single"][2] == "-"
+    assert "0%" in cells["single"]
+    assert "100%" in cells["memory-fill"]

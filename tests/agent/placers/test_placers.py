@@ -11,16 +11,12 @@ from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState, names_of
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
-from agent.placers.heuristics.list_scheduling import upward_rank_order
-from agent.placers.units import units_by_layer, units_by_program, units_depth_first
+from agent.placers.units import units_by_layer
 from agent.policy.serialization import read_policy
-from envs.cluster.presets import get_cluster
 from envs.objective import OVER_BYTES
 from envs.placements.placement import check_placement
 from envs.problem import Problem
 from envs.simulator.checked import simulate
-from envs.simulator.simulate import simulate_many
-from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
@@ -102,55 +98,6 @@ def test_searches_that_include_the_fastest_device_are_never_worse(name, problem)
     assert place(name, problem).step_time.total_s <= place("single", problem).step_time.total_s
 
 
-def test_cuts_of_a_tree_in_any_program_order_cross_few_tensors():
-    n_ops, kept = 127, {"resident_bytes": 0.0}
-    ops = [{"name": f"op{op}", "flops": 10**9, **kept} for op in range(n_ops)]  # a binary tree, by level
-    tensors = [(op, 10**9, [n_ops - 1 - (n_ops - 2 - op) // 2]) for op in range(n_ops - 1)]
-    problem = Problem(build_graph("tree", "", ops, tensors), make_cluster(4))
-    crossed = []
-    for order in (units_by_program(problem.graph), units_depth_first(problem.graph)):
-        device_of = cut(order, np.ones(n_ops), np.arange(4), np.ones(4))
-        crossed.append(
-            int((device_of[problem.graph.edges[:, 0]] != device_of[problem.graph.edges[:, 1]]).sum())
-        )
-    assert crossed[0] > 60
-    assert crossed[1] < 15
-
-
-@pytest.mark.parametrize("name", ["annealing", "local-search"])
-def test_search_finds_the_optimum_of_a_small_graph(name):
-    problem = random_problem(1, n_ops=9, n_devices=2)
-    n_units = len(problem.graph.units)
-    every = (np.arange(2**n_units)[:, None] >> np.arange(n_units)) & 1
-    total_s, _ = simulate_many(problem, every[:, problem.graph.unit_of], memory=False)
-    assert place(name, problem, 3000).step_time.total_s == pytest.approx(total_s.min())
-
-
-def test_annealing_with_less_memory_stays_within_it_and_beats_the_fill():
-    tight = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=5 * GB))
-    annealed = place("annealing", tight, 2000)
-    assert annealed.feasible
-    assert annealed.step_time.total_s < place("memory-fill", tight).step_time.total_s
-
-
-def test_independent_chains_go_to_devices_of_their_own():
-    problem = Problem(training_graph(4, 2), make_cluster(2))
-    branches = {"heft": 0.7, "m-etf": 0.7, "annealing": 0.6}
-    for name, ratio in branches.items():
-        assert place(name, problem, 2000).step_time.total_s < ratio * problem.scale_s
-
-
-def test_a_rollout_finds_the_chains_and_beats_the_rule_it_follows():
-    chains = Problem(training_graph(4, 2), make_cluster(2, schedule="fifo"))
-    assert place("rollout", chains).step_time.total_s < 0.6 * chains.scale_s
-    problems = [Problem(graph, get_cluster("4xv100")) for graph in load_family("cifar10")[:4]]
-    ratios = [
-        place("rollout", problem).step_time.total_s / place("heft", problem).step_time.total_s
-        for problem in problems
-    ]
-    assert np.prod(ratios) < 1
-
-
 def test_best_prefers_feasible_to_fast_and_little_overflow_to_much():
     problem = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=6 * GB))
     search = SearchState(problem, Budget(10))
@@ -180,16 +127,6 @@ def test_layer_order_keeps_backward_beside_forward():
     backward = [name for name in names if name.endswith("backward")]
     assert backward == [f"b0.l{layer}.backward" for layer in range(3)]
     assert names.index("b0.l0.backward") < names.index("b0.l2.update")
-
-
-def test_upward_rank_is_a_topological_order():
-    for problem in CASES:
-        place_in_order = np.full(problem.graph.n_ops, -1)
-        order = upward_rank_order(problem)
-        place_in_order[order] = np.arange(len(order))
-        producer, consumer = problem.graph.edges.T
-        running = ~problem.graph.is_source[producer]
-        assert (place_in_order[producer[running]] < place_in_order[consumer[running]]).all()
 
 
 def test_earliest_finish_pays_for_transfers():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 from agent import Pipeline, place
 from agent.commands.evaluate import main
@@ -14,26 +14,31 @@ from agent.pipeline.choice import counts_to_try
 from envs.pipeline.pipeline import CHOSEN_FROM
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
+from tests.agent.evaluation_cases import rows_of
 from tests.agent.placing.pipeline_cases import CLUSTER, GRAPH, PIPELINE, make
+
+
+def make_four() -> tuple[nn.Module, dict[str, Tensor]]:
+    module, batch = make()
+    return module, {name: tensor[:4] for name, tensor in batch.items()}
 
 
 def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp_path: Path) -> None:
     each = {
-        (schedule, count): place(*make(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
-        for count in counts_to_try(12, 2)
+        (schedule, count): place(*make_four(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
+        for count in counts_to_try(4, 2)
         for schedule in CHOSEN_FROM
     }
     best = min(each, key=lambda key: each[key].step_time.total_s)
-    found = place(*make(), cluster=CLUSTER, pipeline="auto", split="auto", budget=5 * len(each))
+    found = place(*make_four(), cluster=CLUSTER, pipeline="auto", split="auto", budget=5 * len(each))
     assert (found.pipeline.schedule, found.pipeline.microbatches) == best
     assert found.step_time.total_s == each[best].step_time.total_s
     assert found.evaluations == sum(plan.evaluations for plan in each.values())
     assert f"chosen from: {best[0]} with {best[1]} microbatches: " in found.explain()
-    words = f"--model {make.__module__}:make --cluster 4xv100:2 --pipeline auto --split auto"
+    words = f"--model {__name__}:make_four --cluster 4xv100:2 --pipeline auto --split auto"
     words += f" --placers equal-time --budget {5 * len(each)}"
     assert main([*words.split(), "--out", str(tmp_path)]) == 0
-    with (tmp_path / "results.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(tmp_path)
     assert (row["pipeline"], int(row["microbatches"])) == best
 
 
@@ -60,7 +65,7 @@ def test_a_schedule_that_was_not_chosen_is_one_line() -> None:
         PipelinedProblem(Problem(GRAPH, CLUSTER), Pipeline("auto"))
 
 
-@pytest.mark.parametrize("count", ["1001", "0", "1" * 5000])
+@pytest.mark.parametrize("count", ["0", "1" * 5000])
 def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
     with pytest.raises(ValueError, match="is no number of stages; use ") as raised:
         Pipeline(f"interleaved-1f1b:{count}")
@@ -84,7 +89,6 @@ def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
             {"pipeline": "interleaved-1f1b:99"},
             "needs 99 stages on a device, but graph 'Classifier' can be cut",
         ),
-        ({"pipeline": "1f1b", "split": 0}, "0 microbatches; a step has at least 1 and at most"),
         ({"pipeline": "1f1b", "split": 5}, "a batch of 12 in dimension 0 cannot be split into 5 equal micro"),
         ({"pipeline": "1f1b", "split": 2, "batch_dim": 3}, "no input has a dimension 3"),
         ({"pipeline": PIPELINE, "split": 2}, "split is 2, but the pipeline has 8 microbatches; give one"),

@@ -39,10 +39,6 @@ def test_more_evaluations_find_more() -> None:
     assert step_s("auto", Budget(5_000)) < step_s("auto", Budget(100))
 
 
-def test_one_evaluation_is_a_placement() -> None:
-    assert np.isfinite(step_s("auto", Budget(1)))
-
-
 @pytest.mark.parametrize(
     ("name", "begun"), [("WALK_COST", {"rollout"}), ("ROLLOUT_COST", set()), ("SHARE", {"rollout", "policy"})]
 )

@@ -9,8 +9,6 @@ import pytest
 
 from agent.policy.node_features import (
     CATEGORIES,
-    GRAPH_FEATURES,
-    NODE_FEATURES,
     category,
     contract,
     graph_features,
@@ -53,15 +51,6 @@ def restored(graph: OpGraph, order: np.ndarray) -> OpGraph:
         tensor_bytes=graph.tensor_bytes[order],
         consumers=Csr(ptr, np.concatenate(rows)),
     )
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_shapes_and_finite(seed: int) -> None:
-    problem = random_problem(seed)
-    assert node_features(problem).shape == (problem.graph.n_ops, len(NODE_FEATURES))
-    assert graph_features(problem).shape == (len(GRAPH_FEATURES),)
-    assert np.isfinite(node_features(problem)).all()
-    assert np.isfinite(graph_features(problem)).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -121,11 +110,8 @@ def test_every_visited_op_is_a_node_of_its_own() -> None:
     ("op_type", "expected"),
     [
         ("aten.mm", "contraction"),
-        ("aten.convolution_backward", "contraction"),
         ("aten._scaled_dot_product_flash_attention_for_cpu", "contraction"),
         ("aten._softmax", "reduction"),
-        ("aten.native_batch_norm", "reduction"),
-        ("aten.cat", "movement"),
         ("aten.embedding", "movement"),
         ("aten.add", "pointwise"),
         ("optim.adam", "optimizer"),

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_data import Batch, Data, graph_data
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
-from agent.policy.shape import NetworkShape, current_shape
-from agent.policy.threads import scores_in_threads
+from agent.policy.shape import current_shape
+from agent.policy.threads import in_threads, scores_in_threads
 from envs.placement.episodes import EpisodeBatch
 from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from tests.agent.placement_cases import random_problem
@@ -157,9 +157,7 @@ def test_cached_and_fresh_scores_agree(encoder: str) -> None:
             torch.testing.assert_close(cached, fresh)
 
 
-@pytest.mark.parametrize("n_rows", [1, 32])
-@pytest.mark.parametrize("n_problems", [1, 3])
-@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize(("threads", "n_problems", "n_rows"), [(2, 1, 32), (2, 3, 32), (5, 3, 1)])
 def test_threads_share_an_update_without_changing_it(threads: int, n_problems: int, n_rows: int) -> None:
     policy = make_policy(n_problems=n_problems)
     obs = observations(policy, n_rows)
@@ -226,8 +224,24 @@ def test_one_network_acts_on_any_number_of_devices(n_devices: int) -> None:
     assert torch.isfinite(values).all()
 
 
-def test_first_policy_is_nearly_uniform() -> None:
+def test_a_weight_that_no_job_uses_gets_no_gradient_and_two_runs_are_equal_to_the_bit() -> None:
     torch.manual_seed(0)
-    network = PlacementNetwork(NetworkShape("none", 16, 1, 4, 2, 5))
-    logits, _ = network(torch.randn(8, 32), torch.randn(8, 3, 5), torch.ones(8, 3, dtype=torch.bool))
-    assert logits.abs().max() < 0.1
+    network, unused = nn.Linear(3, 8).double(), nn.Parameter(torch.zeros(2))
+    rows = torch.randn(12, 3, dtype=torch.float64).chunk(3)
+    gradients = []
+    for _ in range(2):
+        network.zero_grad()
+        jobs = [lambda part=part: (network(part),) for part in rows]
+        parts = in_threads(jobs, [*network.parameters(), unused])
+        torch.cat([outputs for (outputs,) in parts]).square().sum().backward()
+        assert unused.grad is None
+        gradients.append(network.weight.grad)
+    assert torch.equal(*gradients)
+
+
+def test_an_error_in_a_job_comes_out() -> None:
+    def fail() -> tuple[Tensor, ...]:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        in_threads([fail, fail], [torch.zeros(1, requires_grad=True)])

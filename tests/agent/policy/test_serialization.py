@@ -89,10 +89,6 @@ def test_the_digest_is_of_the_bytes_that_were_read(saved: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_loaded_weights_can_be_trained(saved: Path) -> None:
-    assert all(parameter.requires_grad for parameter in load_policy(saved).parameters())
-
-
 def test_card_knows_what_was_seen(saved: Path) -> None:
     card = read_policy(saved).card
     assert card.config == {"seed": 3}
@@ -121,30 +117,19 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         (change("format", "placewalk.opgraph/1"), "format"),
         (change("extra", 1), "unknown key"),
         (change("format", "placewalk.policy/99"), "train the policy again"),
-        (change("format", 2), "format"),
         (change("device_features", {}), "array"),
-        (change("config", []), "config"),
         (
             change("config", {"mdp": "wander"}),
             "policy.json: config: mdp is 'wander'; use construct or improve",
         ),
-        (change("config", {"mdp": ["improve"]}), "config: mdp is .*; use a string"),
-        (change("config", {"passes": True}), "config: passes is True; use a whole number"),
         (change("config", {"passes": 101}), "config: passes is 101; use at most 100"),
         (change("config", {"start": "annealing"}), "config: start is 'annealing'; use best, "),
-        (change("config", {"start": None}), "config: start is None; use a string"),
-        *(
-            (change("config", {"order": order}), "config: order: is")
-            for order in ("topo", 5, None, [1], [[]])
-        ),
+        *((change("config", {"order": order}), "config: order: is") for order in ("topo", None, [1])),
         (change("seen", {}), "array"),
         (change("seen", [{"name": "x"}]), "missing"),
         (change("shape.encoder", "gnn"), "policy.json: shape: unknown encoder 'gnn'; use one of sage, "),
-        (change("shape.encoder", ["sage"]), "expected a string"),
         (change("shape.feature_set", "blind"), "unknown feature set"),
-        (change("shape.hidden", 0), "hidden"),
         (change("shape.hidden", 10**9), "hidden"),
-        (change("shape.hidden", True), "integer"),
         (change("shape.rounds", 2), "tensor"),
         (change("shape.hidden", 16), "tensor"),
         (change("shape.feature_set", "state"), "features"),
@@ -205,8 +190,3 @@ def test_a_missing_file_is_named(saved: Path, missing: str) -> None:
     (saved / missing).unlink()
     with pytest.raises(PolicyFileError, match=missing):
         load_policy(saved)
-
-
-def test_no_such_folder() -> None:
-    with pytest.raises(PolicyFileError, match="give the folder"):
-        load_policy("nowhere")

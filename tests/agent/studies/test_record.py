@@ -145,21 +145,21 @@ def test_other_settings_and_damage_are_one_line(stack: ExitStack) -> None:
 def test_a_search_draws_the_same_whenever_it_is_killed(stack: ExitStack) -> None:
     """Also what was not drawn before the kill, with what ended so far in mind."""
     draws: list[list[object]] = []
-    for kills in ((), (0, 3, 11)):
+    for kills in ((), (0, 3)):
         stack.close()
         shutil.rmtree("runs", ignore_errors=True)
         draws.append([])
-        study, trials = opened(stack, replace(SEARCH, trials=12))
+        study, trials = opened(stack, replace(SEARCH, trials=7))
         for number, trial in enumerate(trials):
             if number in kills:
                 study.begin(trial)
-                study, _ = opened(stack, replace(SEARCH, trials=12))
+                study, _ = opened(stack, replace(SEARCH, trials=7))
             running = study.begin(trial)
             draws[-1].append(running.trial.params)
             score = abs(running.trial.config.learning_rate - 0.01)
             study.end(running, {"status": "complete", "best_score": score})
     assert draws[0] == draws[1]
-    assert len({str(params) for params in draws[0]}) == 12
+    assert len({str(params) for params in draws[0]}) == 7
 
 
 @pytest.fixture(scope="module")
@@ -181,20 +181,15 @@ ATTEMPTS = "UPDATE trial_user_attributes SET value_json = "
 DAMAGES = (
     f"{ATTEMPTS}'5'",
     f"{ATTEMPTS}'{{'",
-    f"{ATTEMPTS}'{'[' * 99999}'",
     f"""{ATTEMPTS}replace(value_json, '"seed": 0', '"seed": "0"')""",
     f"""{ATTEMPTS}replace(value_json, '"attempt": 1', '"attempt": 9')""",
     f"{ATTEMPTS}replace(value_json, 'complete', 'begun')",
     "UPDATE trials SET state = 'BEGUN'",
-    "UPDATE trials SET state = 'COMPLETE'",
-    "UPDATE trial_params SET distribution_json = '{}'",
     "UPDATE trial_params SET distribution_json = replace(distribution_json, '32', '3')",
     "UPDATE trial_params SET param_value = 'x'",
-    "UPDATE trial_values SET value = 'x'",
     "UPDATE trial_intermediate_values SET intermediate_value = 'x'",
     "UPDATE study_directions SET direction = 'MAXIMIZE'",
     "DELETE FROM trial_user_attributes",
-    "DELETE FROM trials",
     "DELETE FROM studies",
 )
 

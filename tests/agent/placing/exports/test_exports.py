@@ -18,7 +18,6 @@ from torch.distributed.pipelining.schedules import _Action
 from agent import place
 from agent.pipeline.exports import StagedModules
 from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text, placed_modules
-from agent.placing.plan import PipelinePlan
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.pipeline.objective import PipelineObjective
@@ -64,7 +63,6 @@ class Model(nn.Module):
 
 
 def make() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    """Makes a model and its input, for `--model`."""
     return Model(), (torch.zeros(4, 8, dtype=torch.int64),)
 
 
@@ -112,12 +110,9 @@ def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int
     return placed_modules(PipelineObjective(problem, pipeline), stages.placement)
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"), [("vllm", "VLLM_PP_LAYER_PARTITION"), ("sglang", "SGLANG_PP_LAYER_PARTITION")]
-)
-def test_servers_give_each_rank_its_layers(graph: OpGraph, name: str, variable: str) -> None:
-    text = export_text(name, placed(graph, get_cluster("4xv100"), [2, 2, 2, 2, 0, 0]))
-    assert targets.pp_indices(text, variable, N_LAYERS, 2) == [(0, 4), (4, 6)]
+def test_servers_give_each_rank_its_layers(graph: OpGraph) -> None:
+    text = export_text("vllm", placed(graph, get_cluster("4xv100"), [2, 2, 2, 2, 0, 0]))
+    assert targets.pp_indices(text, "VLLM_PP_LAYER_PARTITION", N_LAYERS, 2) == [(0, 4), (4, 6)]
     assert "ranks in order: gpu2, gpu0" in text
 
 
@@ -159,20 +154,12 @@ def test_megatron_lays_out_rounds_of_stages(graph: OpGraph) -> None:
     assert "--pipeline-model-parallel-size 2 " in export_text("megatron", modules)
 
 
-def test_deepspeed_runs_what_each_stage_has(graph: OpGraph) -> None:
-    text = export_text("deepspeed", pipelined(graph, "1f1b", ["layers.1", "layers.4"], [0, 1, 2]))
-    assert [targets.deepspeed_ranges(text, N_LAYERS + 3, stage) for stage in range(3)] == [
-        (0, 2),
-        (2, 5),
-        (5, 9),
-    ]
-    assert "# layers: tok_embeddings, layers.0, layers.1" in text
-
-
-def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None:
+def test_trainers_get_the_modules_of_each_stage(graph: OpGraph) -> None:
     modules = pipelined(graph, "1f1b", ["layers.1", "layers.4"], [0, 1, 2])
-    parallelism = targets.torchtitan_settings(export_text("torchtitan", modules))
-    assert parallelism == {
+    text = export_text("deepspeed", modules)
+    ranges = [targets.deepspeed_ranges(text, N_LAYERS + 3, stage) for stage in range(3)]
+    assert ranges == [(0, 2), (2, 5), (5, 9)]
+    assert targets.torchtitan_settings(export_text("torchtitan", modules)) == {
         "pipeline_parallel_degree": 3,
         "module_fqns_per_model_part": [
             ["tok_embeddings", "layers.0"],
@@ -293,8 +280,7 @@ def test_what_a_target_cannot_run_is_one_line(graph: OpGraph) -> None:
         export_text("torchtitan", replace(one, placement=Placement(last)))
 
 
-@pytest.mark.parametrize(("name", "target"), [("vllm", "vLLM"), ("megatron", "Megatron-LM")])
-def test_two_lists_of_layers_fit_no_target_of_one(name: str, target: str) -> None:
+def test_two_lists_of_layers_fit_no_target_of_one() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -313,37 +299,15 @@ def test_two_lists_of_layers_fit_no_target_of_one(name: str, target: str) -> Non
         Problem(graph, get_cluster("4xv100")), Placement(np.zeros(graph.n_ops, dtype=np.int64))
     )
     with pytest.raises(
-        ExportError, match=f"{target} splits one list of layers, and this model has decoder and encoder"
+        ExportError, match="Megatron-LM splits one list of layers, and this model has decoder and encoder"
     ):
-        export_text(name, one)
+        export_text("megatron", one)
 
 
 def test_a_plan_exports_itself() -> None:
     with torch.device("meta"):
-        module, ids = Model(), torch.zeros(4, 8, dtype=torch.int64)
-    plan = place(module, ids, cluster="4xv100", pipeline=Pipeline("1f1b", 8), granularity="layer", budget=50)
-    assert isinstance(plan, PipelinePlan)
-    n_stages = len(plan.stages.devices)
-    counts = targets.pp_indices(plan.export("vllm"), "VLLM_PP_LAYER_PARTITION", N_LAYERS, n_stages)
-    assert counts[-1][1] == N_LAYERS
-    single = place(module, ids, cluster="4xv100", placer="single")
+        single = place(*make(), cluster="4xv100", placer="single")
     assert json.loads(single.export("accelerate")) == {"": single.placement.device_of[0]}
-
-
-def test_the_command_line_writes_exports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    from agent.commands.evaluate import main
-
-    monkeypatch.chdir(tmp_path)
-    words = ["--model", f"{__name__}:make", "--pipeline", "1f1b", "--granularity", "layer"]
-    words += ["--budget", "20", "--placers"]
-    assert main([*words, "equal-layers", "single", "--out", "out", "--export", "vllm", "torchtitan"]) == 0
-    files = sorted(path.name for path in (tmp_path / "out").rglob("*.vllm.env"))
-    assert len(files) == 2
-    assert "export vllm: 2 of 2 placements have a file *.vllm.env" in capsys.readouterr().out
-    assert main([*words, "single", "--out", "other", "--export", "vlm"]) == 2
-    assert not (tmp_path / "other").exists()
 
 
 def test_placements_of_a_graph_without_module_paths_are_kept_without_exports(

@@ -31,18 +31,12 @@ SEQUENCES = {
 Inputs = Mapping[str, Tensor]
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
     "GPT2LMHeadModel": ("GPT2Config", {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}, LABELLED),
-    "OPTForCausalLM": ("OPTConfig", TEXT | {"ffn_dim": 32, "word_embed_proj_dim": 8}, LABELLED),
     "BertForMaskedLM": ("BertConfig", WIDE, LABELLED),
     "AlbertForMaskedLM": ("AlbertConfig", WIDE | {"embedding_size": 8}, MASKED),
     "DebertaV2ForMaskedLM": (
         "DebertaV2Config",
         WIDE | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4},
         MASKED,
-    ),
-    "BartForConditionalGeneration": (
-        "BartConfig",
-        SEQUENCES | {"vocab_size": 64},
-        LABELLED | {"decoder_attention_mask": MASKED["attention_mask"]},
     ),
     "T5ForConditionalGeneration": (
         "T5Config",
@@ -64,19 +58,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
         MASKED | PIXELS,
     ),
     "LlamaForCausalLM": ("LlamaConfig", GROUPED, LABELLED),
-    "GemmaForCausalLM": ("GemmaConfig", GROUPED, MASKED),
-    "Qwen2VLForConditionalGeneration": (
-        "Qwen2VLConfig",
-        {
-            "text_config": WIDE
-            | {
-                "num_key_value_heads": 1,
-                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
-            },
-            "vision_config": {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2},
-        },
-        MASKED,
-    ),
     "MixtralForCausalLM": (
         "MixtralConfig",
         GROUPED | {"num_local_experts": 2, "experts_implementation": "batched_mm"},
@@ -87,8 +68,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
         {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
         IDS,
     ),
-    "FalconForCausalLM": ("FalconConfig", TEXT | {"alibi": True, "new_decoder_architecture": False}, MASKED),
-    "GPTNeoXForCausalLM": ("GPTNeoXConfig", WIDE, MASKED),
     "SwinForImageClassification": (
         "SwinConfig",
         {

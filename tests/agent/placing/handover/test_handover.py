@@ -13,9 +13,7 @@ from agent.placing.handover.device_map import project
 from agent.placing.handover.explain import advice_line, data_parallel_changes, explain, explain_lines
 from agent.placing.handover.files import granularity_lines
 from agent.placing.handover.trace import step_trace
-from envs.cluster.host import with_host
 from envs.cluster.presets import get_cluster
-from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
@@ -23,7 +21,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
 from graphs.op_graph import build_graph
-from tests.agent.placement_cases import make_cluster, training_graph
+from tests.agent.placement_cases import make_cluster
 from tests.envs.hand_made_problems import chain_problem
 
 
@@ -117,16 +115,6 @@ def test_the_hosts_of_a_pipeline_issue_their_shares():
         first = f"the host{said} needs 1.677 ms to issue the ops"  # each of two half of four steps
         assert plan.explain().startswith(first)
         assert str(plan).startswith(first)
-
-
-def test_replicas_that_accumulate_gradients_wait_for_their_hosts():
-    problem, step_s = Problem(training_graph(4), make_cluster(2, 1e13, sharing="pair", issue_s=0.5)), {}
-    n_repeated = int((np.array(problem.graph.phases) != "optimizer")[problem.op_seconds[:, 0] > 0].sum())
-    for host in ("none", "eager"):
-        hosted = replace(problem, cluster=with_host(problem.cluster, host))
-        step_s[host] = PipelineObjective(hosted, Pipeline("gpipe", 8)).data_parallel().step_s
-    assert step_s["none"] < 1.0
-    assert step_s["eager"] > 4 * n_repeated * 0.5
 
 
 def test_the_advice_is_data_parallelism_only_where_it_is_faster():

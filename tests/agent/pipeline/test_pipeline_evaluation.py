@@ -10,12 +10,15 @@ import pytest
 
 from agent.commands.evaluate import main
 from agent.pipeline.search import pipeline_bound_s
+from agent.placers.base import names_of
 from envs.cluster.presets import get_cluster
+from envs.objective import PIPELINE
 from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import write_graphs
+from tests.agent.evaluation_cases import rows_of
 
 WORDS = ["--cluster", "4xv100", "--seeds", "1", "--budget", "40", "--trace"]
 
@@ -29,24 +32,14 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluated(graph_file: Path, out: Path, *words: str) -> list[dict[str, str]]:
     assert main(["--graphs", str(graph_file), *WORDS, "--out", str(out), *words]) == 0
-    with (out / "results.csv").open() as file:
-        return list(csv.DictReader(file))
+    return rows_of(out)
 
 
 def test_rows_say_what_a_pipeline_brings(
     graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = evaluated(graph_file, tmp_path, "--pipeline", "interleaved-1f1b:2", "--microbatches", "8")
-    names = {row["placer"] for row in rows}
-    assert {
-        "single",
-        "equal-layers",
-        "equal-params",
-        "equal-time",
-        "annealing",
-        "refine",
-        "data-parallel",
-    } <= names
+    assert {*names_of(PIPELINE), "data-parallel"} == {row["placer"] for row in rows}
     pipelined = PipelineObjective(Problem(load_family("gpt")[0], get_cluster("4xv100")), Pipeline("1f1b", 8))
     for row in rows:
         assert (row["pipeline"], row["microbatches"]) == ("interleaved-1f1b:2", "8")

@@ -231,19 +231,19 @@ def _check_amounts(
 ) -> None:
     """Checks amounts of ops or, where there are no names, of tensors; `most` is that of all together."""
 
-    def at(index: int) -> str:
+    def place_of(index: int) -> str:
         return f"tensor {index}" if op_names is None else f"op {index} ('{op_names[index]}')"
 
     _refuse(
         ~np.isfinite(values) | (values < 0),
-        lambda index: f"{where}: {at(index)} has {label} {values[index]}; use a finite number >= 0",
+        lambda index: f"{where}: {place_of(index)} has {label} {values[index]}; use a finite number >= 0",
     )
     with np.errstate(over="ignore"):
         total = float(np.sum(values))
     if total > most * (1 + ROUNDING):
         index = int(np.argmax(values))
         raise GraphError(
-            f"{where}: {label} of the whole step is {total:g}, at {at(index)} {values[index]:g}; "
+            f"{where}: {label} of the whole step is {total:g}, at {place_of(index)} {values[index]:g}; "
             f"a step has at most {most:g}"
         )
 

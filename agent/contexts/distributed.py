@@ -42,12 +42,13 @@ class SharedCheckpoints(CheckpointFolder):
     def latest(self, announce: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
         """Reads the newest checkpoint of the first worker; all workers call it together."""
         is_first = self._group.rank == FIRST
-        found = super().latest(announce) if is_first else None
-        name = self._group.broadcast(found.path.name.encode() if found and found.path else b"").decode()
+        checkpoint = super().latest(announce) if is_first else None
+        name = checkpoint.path.name if checkpoint and checkpoint.path else ""
+        name = self._group.broadcast(name.encode()).decode()
         if not name:
             return None
         share_file(self._group, self.folder / name)
-        return found if is_first else super().latest()
+        return checkpoint if is_first else super().latest()
 
 
 class WorkerContext(LocalContext):

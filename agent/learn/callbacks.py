@@ -67,8 +67,8 @@ class TimeLimit(BaseCallback):
     compile does not count.
 
     Args:
-        seconds: infinite for none.
-        group: the workers; all go by the time of the first.
+        seconds: limit, infinite for none.
+        group: workers, which go by the time of the first.
         paused_s: returns seconds spent on other things than updates, as evaluations.
     """
 
@@ -133,7 +133,7 @@ class StopWhen(BaseCallback):
 
     Args:
         is_asked: says whether to stop; looked at before each rollout.
-        group: the workers; all stop if one is asked.
+        group: workers; all stop if one is asked.
     """
 
     model: PlacementPPO
@@ -231,7 +231,7 @@ class Checkpoints(UpdateCallback):
         folder: takes the newest checkpoints, each a file for `PlacementPPO.load`.
         every: updates between two checkpoints.
         run: JSON values that a training resumed from them has as well.
-        group: the workers; the first saves, and the weights of all are compared.
+        group: workers; the first saves, and the weights of all are compared.
     """
 
     def __init__(

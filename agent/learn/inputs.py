@@ -29,7 +29,7 @@ class Inputs:
     """The inputs that were read.
 
     Attributes:
-        policy: to start from, if the configuration names one.
+        policy: policy to start from, if the configuration names one.
         seen: name, family and hash of each graph that this policy was trained on or chosen by.
         left_out: graphs without a feasible placement, a text for each cluster.
         step_timer: measures placements, if measured step times are learned from.
@@ -45,7 +45,7 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     """Looks up all that a configuration names, so that a mistake is found before anything is written.
 
     Args:
-        runnable: the model of the configuration, if measured step times are learned from.
+        runnable: model of the configuration, if measured step times are learned from.
 
     Raises:
         ConfigError: an unknown encoder, start or torch device, or nothing to learn.

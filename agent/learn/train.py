@@ -54,11 +54,11 @@ class Context(Protocol):
     Attributes:
         device: torch device of the network.
         folder: takes the policy, and what is measured.
-        graphs: what to train, validate and report on.
+        graphs: graphs to train, validate and report on.
         checkpoints: folder to resume from and to save to.
-        runnable: the model to run, if measured step times are learned from.
-        group: the workers that train together; `SOLO` for one process.
-        outputs: of the logger; those of the first worker get all numbers.
+        runnable: model to run, if measured step times are learned from.
+        group: workers that train together; `SOLO` for one process.
+        outputs: outputs of the logger; those of the first worker get all numbers.
         callbacks: further ones, after those that compare and keep.
     """
 
@@ -89,11 +89,11 @@ class Result:
         best_score: geometric mean of the greedy step time over that of one device, on the graphs for training
             and validation and the clusters as they are, by the policy that was kept. Infinite in a worker
             that is not the first.
-        best_timesteps: when that policy was found; 0 = at the start.
-        finished: whether it used up its decisions or its time, rather than being stopped.
+        best_timesteps: decisions until that policy was found; 0 = at the start.
+        finished: it used up its decisions or its time, rather than being stopped.
         gains: `GAINS` before and after training, each greedy.
         cut_short: decisions made of those asked for, where time ended it; else empty.
-        failure: why it ended, if it diverged; one line.
+        failure: reason for its end, if it diverged; one line.
     """
 
     timesteps: int
@@ -125,7 +125,7 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
     folder whenever a better one is found.
 
     Args:
-        inputs: what `read_inputs` returned, if it was called before.
+        inputs: result of `read_inputs`, if it was called before.
 
     Raises:
         ValueError: what `read_inputs` raises, or a file of the run that cannot be read or is not of it.

@@ -51,7 +51,7 @@ class MdpConfig(Settings):
         """Reads the fields from the settings of a training, which hold others too.
 
         Args:
-            where: what to call the source in messages.
+            where: name of the source in messages.
 
         Raises:
             InputError: a value of the wrong type or out of range.

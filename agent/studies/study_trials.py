@@ -98,7 +98,7 @@ def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTria
         space: dict[str, Any] = dict(read_space(config.vary, ranges=False))
         points = itertools.product(*([(name, value) for value in space[name].choices] for name in space))
         every = StudyTrial("", alone, mode="grid" if space else "base")
-        trials = [replace(every.drawn(dict(point)), name=f"{at:03d}") for at, point in enumerate(points)]
+        trials = [replace(every.drawn(dict(point)), name=f"{n:03d}") for n, point in enumerate(points)]
     else:
         names = list(config.without)
         if repeated := [name for name in names if names.count(name) > 1]:
@@ -167,14 +167,14 @@ def read_space(texts: Sequence[str], *, ranges: bool) -> Space:
         ConfigError: an unknown setting, one that is given twice, a value that it cannot have, or no range.
     """
     space: dict[str, Distribution] = {}
-    known = [name for name in field_types(TrainConfig) if name not in FIXED]
+    settings = [name for name in field_types(TrainConfig) if name not in FIXED]
     for text in texts:
         name, _, values = text.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
         if name in FIXED:
             raise ConfigError(f"'{text}': a study sets {name} itself; use --seeds for seeds")
-        if name not in known:
-            raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(known)}")
+        if name not in settings:
+            raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(settings)}")
         if not values:
             raise ConfigError(f"'{text}': write {name}=VALUE,VALUE")
         if name in space:

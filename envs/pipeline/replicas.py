@@ -46,7 +46,7 @@ class Replicas:
 
     Attributes:
         problem: the graph on all devices.
-        pipeline: with the microbatches of all replicas.
+        pipeline: the pipeline with the microbatches of all replicas.
     """
 
     problem: Problem
@@ -60,11 +60,11 @@ class Replicas:
         whole = sharded(self.problem, len(self.groups)) if shards else self.problem
         members = []
         for group, share in zip(self.groups, self._shares, strict=True):
-            part, own = part_of(whole, group), replace(self.pipeline, microbatches=share, replicas=1)
+            part, alone = part_of(whole, group), replace(self.pipeline, microbatches=share, replicas=1)
             links = part.arrays.bandwidth, part.arrays.latency, part.arrays.n_half, part.op_seconds
             devices = [replace(device, name="-") for device in part.cluster.devices]
-            key = share, str(devices), *(each.tobytes() for each in links)
-            members.append(of_kind.setdefault(key, PipelinedProblem(part, own)))
+            key = share, str(devices), *(matrix.tobytes() for matrix in links)
+            members.append(of_kind.setdefault(key, PipelinedProblem(part, alone)))
         return members
 
     @cached_property
@@ -104,17 +104,17 @@ class Replicas:
         if sums is None:
             return STUCK, runs
         total_s, of_member = sums
-        for member, own in zip(self._distinct, of_member, strict=True):
+        for member, member_sums in zip(self._distinct, of_member, strict=True):
             peak = make_peak(member)
-            end_s, list_of = member._run(stages, peak, until_s, sums=own)
+            end_s, list_of = member._run(stages, peak, until_s, sums=member_sums)
             runs[member], total_s = _Run(list_of, peak), max(total_s, end_s)
         if self.pipeline.shard_optimizer:
             total_s = max(total_s, self._gathered_s(stages))
         total_s = self._data_parallel_s if self._is_data_parallel(stages) else total_s
         for member, group in zip(self.members, self.groups, strict=True) if curves.size else ():
-            own = of_member[self._distinct.index(member)]._replace(least_s=total_s)
+            member_sums = of_member[self._distinct.index(member)]._replace(least_s=total_s)
             curve = np.zeros((len(group), curves.shape[1]))
-            member._run(stages, np.zeros(len(group)), curve=curve, sums=own)
+            member._run(stages, np.zeros(len(group)), curve=curve, sums=member_sums)
             curves[list(group)] = curve
         return total_s, runs
 
@@ -209,8 +209,8 @@ def before_last_s(
     adds_s = np.where(arrays.accumulate_s > 0, arrays.accumulate_s + gap_s, 0.0).sum(axis=0)
     issue_s = problem.cluster.issue_s if problem.cluster.issue_per == "op" else 0.0
     issued_s = issue_s * ((seconds > 0).sum(axis=0) + (arrays.accumulate_s > 0).sum(axis=0))
-    each_s = np.maximum(computes_s + adds_s, issued_s)[list(devices)]
-    return float(((np.array(counts) - 1) * each_s).max())
+    microbatch_s = np.maximum(computes_s + adds_s, issued_s)[list(devices)]
+    return float(((np.array(counts) - 1) * microbatch_s).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +244,7 @@ class ReplicatedProblem(PipelinedProblem):
             op, names = int(np.argmax(outside)), [device.name for device in self.problem.cluster.devices]
             raise PipelineError(
                 f"op '{shortened(self.problem.graph.op_names[op])}' is on '{names[stages.device_of[op]]}', "
-                f"but the first of {n_replicas} replicas has {', '.join(names[each] for each in groups[0])}; "
+                f"but the first of {n_replicas} replicas has {', '.join(names[d] for d in groups[0])}; "
                 "place it there, or name other groups"
             )
         device_of, of_stages = position[stages.device_of], position[stages.devices]

@@ -289,5 +289,5 @@ class PipelinedProblem:
         times = np.where(q.phase[ops] == OPTIMIZER_PHASE, 1, count)
         op_s, sum_s = times * p.op_seconds[ops, device[ops]], (count - 1) * q.accumulate_s[sums, adder]
         n_devices = self.problem.n_devices
-        found = np.bincount(device[ops], op_s, n_devices) + np.bincount(adder, sum_s, n_devices)
-        return found.astype(np.float64)
+        busy_s = np.bincount(device[ops], op_s, n_devices) + np.bincount(adder, sum_s, n_devices)
+        return busy_s.astype(np.float64)

@@ -21,9 +21,8 @@ from envs.placement.state import (
     simulate_op,
 )
 from envs.simulator.arrays import copy, run_op
-from envs.simulator.kernels import run
+from envs.simulator.kernels import inputs_ready, run
 from envs.simulator.memory import peak_memory
-from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 

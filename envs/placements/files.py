@@ -49,15 +49,16 @@ class NamedPlacement:
             PlacementError: it is for another graph or cluster, names an unknown op or device, leaves an op
                 out, or splits a placement unit.
         """
-        for label, own, given in (("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)):
-            if own != given:
-                raise PlacementError(f"{self.where}: is for {label} '{own}', not for '{given}'")
+        names = ("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)
+        for label, of_file, wanted in names:
+            if of_file != wanted:
+                raise PlacementError(f"{self.where}: is for {label} '{of_file}', not for '{wanted}'")
         self._check_ops(graph)
         index_of = {device.name: index for index, device in enumerate(cluster.devices)}
         for op, device in self.device_of.items():
             if device not in index_of:
-                known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
-                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
+                there = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
+                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {there}")
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
         self._check_groups(index_of)
         groups = tuple(tuple(index_of[device] for device in group) for group in self.groups)

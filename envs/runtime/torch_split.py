@@ -265,7 +265,7 @@ def _stages(graph: fx.Graph, paths: Sequence[str]) -> dict[fx.Node, int]:
 
 def _traced(step: Step) -> fx.GraphModule:
     device = next((tensor.device for tensor in step.state.values()), torch.device("cpu"))
-    arguments = tuple(torch.zeros(each.shape, dtype=each.dtype, device=device) for each in step.tensors)
+    arguments = tuple(torch.zeros(like.shape, dtype=like.dtype, device=device) for like in step.tensors)
     try:
         with fx.traceback.preserve_node_meta(), record_calls(*step.models), marked_regions():
             traced = torch.export.export(FlatState(step), arguments).module(check_guards=False)

@@ -62,19 +62,19 @@ class CudaRegions:
     Attributes:
         stack: stack of what to undo after the capture.
         lost: true if one was disabled before the capture began, for want of CUDA.
-        known: true if CUDA's list of ops is registered.
+        knows_ops: true if CUDA's list of ops is registered.
         casts: weights that were cast in the region that is met, each with its cast.
     """
 
     stack: contextlib.ExitStack
     lost: bool = False
-    known: bool = False
+    knows_ops: bool = False
     casts: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def learn(self) -> None:
         """Registers CUDA's list of ops for CPU tensors, once; kernels that torch has chosen are set aside."""
-        if not self.known:
-            self.known = True
+        if not self.knows_ops:
+            self.knows_ops = True
             library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             self.stack.callback(library._destroy)
             registered = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)

@@ -86,13 +86,9 @@ def cost_notices(nodes: Iterable[fx.Node]) -> Iterator[str]:
             f"the time of {', '.join(guessed)} is a guess (an operation per number, each tensor moved once); "
             "give its flops to torch.utils.flop_counter.register_flop_formula"
         )
-    made = [
-        tensor
-        for node in nodes
-        for each in (node, *node.all_input_nodes)
-        for tensor in tensors_of(node_value(each))
-    ]
-    if unknown := sorted({str(each.dtype) for each in made if tensor_dtype([each]) == "fp8"} - _FP8):
+    used = {other for node in nodes for other in (node, *node.all_input_nodes)}
+    made = [tensor for node in used for tensor in tensors_of(node_value(node))]
+    if unknown := sorted({str(t.dtype) for t in made if tensor_dtype([t]) == "fp8"} - _FP8):
         yield f"{', '.join(unknown)} is no type that the cost model knows; it is costed as fp8"
 
 
@@ -190,7 +186,7 @@ def _fft_flops(shape: list[int], dims: list[int]) -> float:
 
 
 _FORMULAS: dict[Any, Formula] = {
-    aten.convolution_backward: lambda *given, **_: 2 * prod(convolution_backward_extents(*given)),
+    aten.convolution_backward: lambda *values, **_: 2 * prod(convolution_backward_extents(*values)),
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._trilinear: _trilinear,
@@ -201,7 +197,7 @@ _FORMULAS: dict[Any, Formula] = {
     aten._embedding_bag_backward: _bag,
     aten._embedding_bag_dense_backward: _bag,
     aten._fft_c2c: _fft,
-    aten._fft_r2c: lambda *given, **named: _fft(*given, **named) / 2,
+    aten._fft_r2c: lambda *values, **named: _fft(*values, **named) / 2,
     aten._fft_c2r: _fft_to_real,
 }
 

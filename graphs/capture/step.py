@@ -141,9 +141,9 @@ class Step(nn.Module):
         before = dict(zip(self.state, state, strict=True))
         shapes = {path: tensor.shape for path, tensor in before.items()}
         # What is assigned to is copied, as its backward pass may read what it was.
-        given = before | {path: before[path].clone() for path in self.assigned}
-        given |= {path: hooked(before[path], hooks) for path, hooks in self.hooks.items()}
-        by_path = {f"model.{path}": tensor for path, tensor in given.items()}
+        used = before | {path: before[path].clone() for path in self.assigned}
+        used |= {path: hooked(before[path], hooks) for path, hooks in self.hooks.items()}
+        by_path = {f"model.{path}": tensor for path, tensor in used.items()}
         carried = Carried(
             self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
         )
@@ -157,7 +157,7 @@ class Step(nn.Module):
         if resized := [path for path, shape in shapes.items() if before[path].shape != shape]:
             raise CaptureError(f"forward resizes '{resized[0]}'; {ONCE}")
         assigned = {
-            path: by_path[f"model.{path}"] for path in given if by_path[f"model.{path}"] is not given[path]
+            path: by_path[f"model.{path}"] for path in used if by_path[f"model.{path}"] is not used[path]
         }
         self.assigned |= assigned.keys()
         carry_assignments(before, {path: by_path[f"model.{path}"] for path in self.assigned}, self._trained)

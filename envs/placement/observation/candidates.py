@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from envs.placement.observation.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.placement.state import simulate_op
 from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
-from envs.simulator.kernels import run
-from envs.simulator.program import inputs_ready
+from envs.simulator.kernels import inputs_ready, run
 from envs.simulator.transfers import transfer_seconds
 from graphs.system.array_types import FloatArray
 from graphs.system.jit import kernel

@@ -17,7 +17,7 @@ import numpy as np
 from envs.placement.observation.features import HORIZONS
 from envs.placement.state import N_WAITING, POSITION, TO_COME, queue_gradient, update_device, updated_s
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
-from envs.simulator.program import inputs_ready
+from envs.simulator.kernels import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel

@@ -11,7 +11,7 @@ from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator.arrays import UNSENT, empty_timeline, n_clocks
-from envs.simulator.program import issue
+from envs.simulator.kernels import issue
 from envs.simulator.transfers import SendLog, reserve, rollback, transfer_seconds
 from graphs import OpGraph
 from graphs.system.jit import kernel

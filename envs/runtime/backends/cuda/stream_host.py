@@ -127,8 +127,8 @@ class StreamHost:
             lane.compute.synchronize()  # it has waited for the copy stream
         end_s = time.perf_counter()
         return [
-            StepRecord(pack_all(each), start_s, end_s, _on_clock(zero, span))
-            for each, zero, span in zip(outputs, zeros, spans, strict=True)
+            StepRecord(pack_all(values), start_s, end_s, _on_clock(zero, span))
+            for values, zero, span in zip(outputs, zeros, spans, strict=True)
         ]
 
     def _issue(self, spans: list[list[Span]] | None) -> list[dict[int, Tensor]]:
@@ -148,8 +148,8 @@ class StreamHost:
                 spans[index].append((before, part.lane.mark(part.lane.compute, timed=True)))
             part.transport.signal([part.lane], wait=False)
         return [
-            self._end(part, each, spans[index] if spans else None)
-            for index, (part, each) in enumerate(zip(self._parts, values, strict=True))
+            self._end(part, value, spans[index] if spans else None)
+            for index, (part, value) in enumerate(zip(self._parts, values, strict=True))
         ]
 
     def _end(self, part: _Part, values: list[Any], spans: list[Span] | None) -> dict[int, Tensor]:

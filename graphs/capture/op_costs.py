@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from math import log2, prod
 from typing import Any
@@ -107,8 +107,8 @@ def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]
     and writes its outputs, among them a number per row of the scores, but no scores.
 
     Args:
-        storage_of: the storage that an input node sees and its size in bytes. Reading through several views
-            of one storage counts no more than the storage.
+        storage_of: returns the storage that an input node sees and its size in bytes. Reading through several
+            views of one storage counts no more than the storage.
     """
     packet = op_packet(node)
     if packet in _UNTOUCHED:
@@ -169,11 +169,6 @@ def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
     return indices.numel() * table.shape[1]
 
 
-def _fft(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
-    """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
-    return _fft_flops(list(x.shape), dims)
-
-
 def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: int, **_: object) -> float:
     """Half of what a complex signal of the result's shape takes."""
     shape = list(x.shape)
@@ -181,7 +176,8 @@ def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: i
     return _fft_flops(shape, dims) / 2
 
 
-def _fft_flops(shape: list[int], dims: list[int]) -> float:
+def _fft_flops(shape: Sequence[int], dims: list[int]) -> float:
+    """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
     return 5 * prod(shape) * log2(prod(shape[dim] for dim in dims))
 
 
@@ -196,8 +192,8 @@ _FORMULAS: dict[Any, Formula] = {
     aten._embedding_bag_forward_only: _bag,
     aten._embedding_bag_backward: _bag,
     aten._embedding_bag_dense_backward: _bag,
-    aten._fft_c2c: _fft,
-    aten._fft_r2c: lambda *values, **named: _fft(*values, **named) / 2,
+    aten._fft_c2c: lambda x, dims, *_, **__: _fft_flops(x.shape, dims),
+    aten._fft_r2c: lambda x, dims, *_, **__: _fft_flops(x.shape, dims) / 2,
     aten._fft_c2r: _fft_to_real,
 }
 

@@ -107,7 +107,7 @@ def evaluate_in_full(m, p, episode, op, scratch, improving):
     Args:
         episode: `simulated` is written, and restored.
         scratch: `ready_s`, `start_s`, `finish_s`, `step_time_s` and `timeline` are written.
-        improving: whether the op is placed already and moves with its unit, bool.
+        improving: true if the op is placed already and moves with its unit, bool.
     """
     timeline = cut_timeline(scratch.timeline, p)
     current = episode.simulated[op]

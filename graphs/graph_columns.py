@@ -144,9 +144,8 @@ def check_graph(graph: GraphColumns) -> None:
         if len(getattr(graph, label)) != n_ops:
             raise GraphError(f"{where}: {label} has {len(getattr(graph, label))} entries for {n_ops} ops")
     _check_strings(where, graph)
-    _check_amounts(where, "flops", graph.flops, MAX_FLOPS, graph.op_names)
-    _check_amounts(where, "bytes_moved", graph.bytes_moved, MAX_BYTES, graph.op_names)
-    _check_amounts(where, "resident_bytes", graph.resident_bytes, MAX_BYTES, graph.op_names)
+    for label, most in zip(AMOUNTS, (MAX_FLOPS, MAX_BYTES, MAX_BYTES), strict=True):
+        _check_amounts(where, label, getattr(graph, label), most, graph.op_names)
     for kind, values in graph.seconds.items():
         if len(values) != n_ops:
             raise GraphError(f"{where}: seconds of '{kind}' has {len(values)} entries for {n_ops} ops")

@@ -17,7 +17,7 @@ from agent.policy.starts import start_names
 from envs.cluster.presets import RANDOM, get_cluster
 from envs.placement import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
-from envs.runtime.step_timer import MeasuredStepTimer
+from envs.runtime.step_meter import MeasuredStepTimer
 from graphs.orders import ORDERS
 from graphs.split import Split
 from graphs.system.folders import policy_folder

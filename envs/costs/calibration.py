@@ -20,22 +20,11 @@ from graphs.system.errors import InputError
 from graphs.system.json_files import read_json, write_json_atomic
 
 FORMAT = "placewalk.calibration/1"
-STAND_INS = {
-    "bmm": "gemm",
-    "conv": "gemm",
-    "attention": "bmm",
-    "softmax": "elementwise",
-    "norm": "elementwise",
-    "reduction": "elementwise",
-    "gather": "elementwise",
-    "optimizer": "elementwise",
-    "move": "elementwise",
-    "other": "elementwise",
-    TENSOR: "gemm",
-}
+FIELDS = frozenset({"format", "kind", "from", "source", "licence", "multiprocessors", "l2_bytes", "classes"})
+STAND_INS = {"bmm": "gemm", "conv": "gemm", "attention": "bmm", TENSOR: "gemm"} | dict.fromkeys(
+    ("softmax", "norm", "reduction", "gather", "optimizer", "move", "other"), "elementwise"
+)
 """The class whose model holds for a class that nobody measured."""
-
-
 LATER = frozenset({"burst", "burst_s", "cached", "room_bytes", "fade"})
 """Parameters that files of before do not hold."""
 MAX_TILE = 4096
@@ -90,18 +79,15 @@ class Calibration:
     batched_tiles: Tiles = TILES
 
     def __post_init__(self) -> None:
+        where = f"calibration of '{self.kind}'"
         for op_class, fit in self.classes.items():
             if op_class not in KEYS:
-                raise CalibrationError(
-                    f"calibration of '{self.kind}': unknown op class {op_class!r}; use {', '.join(KEYS)}"
-                )
+                raise CalibrationError(f"{where}: unknown op class {op_class!r}; use {', '.join(KEYS)}")
             if type(fit.model) is not model_type(op_class):
-                raise CalibrationError(
-                    f"calibration of '{self.kind}': {op_class} has the model of another class"
-                )
+                raise CalibrationError(f"{where}: {op_class} has the model of another class")
         for op_class in NEEDED:
             if op_class not in self.classes:
-                raise CalibrationError(f"calibration of '{self.kind}': op class '{op_class}' is missing")
+                raise CalibrationError(f"{where}: op class '{op_class}' is missing")
 
     @property
     def is_in_part(self) -> bool:
@@ -187,10 +173,7 @@ def calibration_from_json(value: object, where: str) -> Calibration:
         FileFormatError: the value breaks the format, e.g. that of another version.
         CalibrationError: a parameter is out of range or a class unknown.
     """
-    keys = frozenset(
-        {"format", "kind", "from", "source", "licence", "multiprocessors", "l2_bytes", "classes"}
-    )
-    record = json_fields.fields(value, where, keys, frozenset({"batched_tiles"}), format=FORMAT)
+    record = json_fields.fields(value, where, FIELDS, frozenset({"batched_tiles"}), format=FORMAT)
     classes = json_fields.fields(record["classes"], f"{where}: classes", frozenset(), frozenset(KEYS))
     multiprocessors = json_fields.integer(record["multiprocessors"], f"{where}: multiprocessors")
     if multiprocessors < 1:
@@ -226,6 +209,11 @@ def _tiles(value: object, where: str) -> Tiles:
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     """Converts a calibration to JSON values."""
     tiles = [list(tile) for tile in calibration.batched_tiles]
+    classes = dict[str, Any]()
+    for name, fit in calibration.classes.items():
+        classes[name] = {"rows": fit.rows, "parameters": asdict(fit.model)}
+        if fit.held_out_rows:
+            classes[name]["held_out"] = {"rows": fit.held_out_rows, "median": fit.median, "p90": fit.p90}
     return {
         "format": FORMAT,
         "kind": calibration.kind,
@@ -235,7 +223,7 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
         "multiprocessors": calibration.multiprocessors,
         "l2_bytes": json_fields.json_number(float(calibration.l2_bytes)),
         **({"batched_tiles": tiles} if calibration.batched_tiles != TILES else {}),
-        "classes": {name: _class_to_json(fit) for name, fit in calibration.classes.items()},
+        "classes": classes,
     }
 
 
@@ -263,13 +251,6 @@ def _class_fit(value: object, op_class: str, where: str) -> ClassFit:
     }
     held_out_rows = json_fields.integer(held_out["rows"], f"{where}: held_out: rows")
     return ClassFit(kind(**numbers), rows, held_out_rows, **errors)
-
-
-def _class_to_json(fit: ClassFit) -> dict[str, Any]:
-    record: dict[str, Any] = {"rows": fit.rows, "parameters": asdict(fit.model)}
-    if fit.held_out_rows:
-        record["held_out"] = {"rows": fit.held_out_rows, "median": fit.median, "p90": fit.p90}
-    return record
 
 
 RANGES = {

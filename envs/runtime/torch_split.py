@@ -77,11 +77,13 @@ class StageModule(nn.Module):
     def _run(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         if not self._recomputes:
             return self.part(*arguments)  # type: ignore[no-any-return]
-        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=self._contexts)  # type: ignore[no-any-return]
 
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Returns the contexts of the first and of the second run, which has the buffers of the first."""
-        return nullcontext(), self._with_buffers(self._copied_buffers())
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self._with_buffers(
+                self._copied_buffers()
+            )  # of the first and the second run
+
+        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
 
     @contextmanager
     def _with_buffers(self, first: dict[str, Tensor]) -> Iterator[None]:

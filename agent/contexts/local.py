@@ -19,6 +19,7 @@ from stable_baselines3.common.logger import KVWriter
 from agent.contexts import run_folder as runs
 from agent.contexts.engine import how_to_resume
 from agent.contexts.outputs import EventWriter, MetricsFile, ProgressBar
+from agent.learn.callbacks import RolloutCallback
 from agent.learn.checkpoints import CheckpointError, CheckpointFolder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
 from agent.learn.inputs import read_inputs
@@ -52,7 +53,7 @@ MOMENT: Mapping[str, Any] = {
 """Settings of the shortest training."""
 
 
-class _ResultRemover(BaseCallback):
+class _ResultRemover(RolloutCallback):
     """Removes the result of a run that goes on."""
 
     def __init__(self, path: Path) -> None:
@@ -61,9 +62,6 @@ class _ResultRemover(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self.path.unlink(missing_ok=True)
-
-    def _on_step(self) -> bool:
-        return True
 
 
 class LocalContext:

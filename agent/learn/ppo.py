@@ -162,15 +162,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
     ) -> Self:
         """Learns from decisions, as `MaskablePPO.learn` does."""
         self.ending, self.time_remaining = "", 1.0
-        super().learn(
-            total_timesteps,
-            callback,
-            log_interval,
-            tb_log_name,
-            reset_num_timesteps,
-            use_masking,
-            progress_bar,
-        )
+        how = tb_log_name, reset_num_timesteps, use_masking, progress_bar
+        super().learn(total_timesteps, callback, log_interval, *how)
         self.log_row()
         return self
 

@@ -108,8 +108,13 @@ def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTria
         for number, name in enumerate(names, start=1):
             mode, params = "replaced" if "=" in name else "without", {"without": name}
             trials.append(StudyTrial(f"{number:03d}", leave_out(alone, name), name, mode, params))
-    space["seed"] = IntDistribution(base.seed, base.seed + MOST_SEEDS)
-    return _on_seeds(trials, config), space
+    space["seed"], on_seeds = IntDistribution(base.seed, base.seed + MOST_SEEDS), []
+    for offset, trial in itertools.product(range(config.seeds), trials):
+        seed = trial.config.seed + offset
+        name, point = f"{trial.name}-seed-{seed}", {**(trial.params or {}), "seed": seed}
+        seeded = replace(trial.config, seed=seed, name=name)
+        on_seeds.append(replace(trial, name=name, config=seeded, params=point))
+    return on_seeds, space
 
 
 def leave_out(base: TrainConfig, name: str) -> TrainConfig:
@@ -136,17 +141,6 @@ def components_of(base: TrainConfig) -> tuple[str, ...]:
 def describe_components() -> str:
     """A line for each component."""
     return "\n".join(f"{name:<18} {meaning}" for name, (meaning, _) in COMPONENTS.items())
-
-
-def _on_seeds(trials: Sequence[StudyTrial], config: StudyConfig) -> list[StudyTrial]:
-    """Repeats trials on every seed, all trials on a seed before the next."""
-    repeated = []
-    for offset, trial in itertools.product(range(config.seeds), trials):
-        seed = trial.config.seed + offset
-        name, params = f"{trial.name}-seed-{seed}", {**(trial.params or {}), "seed": seed}
-        seeded = replace(trial.config, seed=seed, name=name)
-        repeated.append(replace(trial, name=name, config=seeded, params=params))
-    return repeated
 
 
 def _changes(component: str) -> Mapping[str, Any]:

@@ -254,10 +254,7 @@ class ReplicatedProblem(PipelinedProblem):
         local = replace(local, stage_of=np.minimum(local.stage_of, 0), devices=local.devices[:1])
         return self.replicas(groups, replace(self.pipeline, schedule=ONE_F_ONE_B)), local
 
-    def score(self, stages: Stages, *, until_s: float = np.inf) -> tuple[float, float]:
-        pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.score(stages, until_s=until_s)
+    def _score(self, stages: Stages, until_s: float) -> tuple[float, float]:
         replicas, local = self._local(stages)
         total_s, runs = replicas.run(local, PipelinedProblem.least_bytes, until_s=until_s)
         total_s = total_s if runs else np.inf
@@ -265,15 +262,7 @@ class ReplicatedProblem(PipelinedProblem):
             return np.inf, total_s
         return sum(member.over_bytes(runs[member].peak_bytes) for member in replicas.members if runs), total_s
 
-    def simulate(self, stages: Stages) -> PipelineTime:
-        """Simulates one step of all replicas; microbatches are numbered replica by replica.
-
-        Raises:
-            PipelineError: the schedule cannot run these stages.
-        """
-        pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.simulate(stages)
+    def _simulate(self, stages: Stages) -> PipelineTime:
         replicas, local = self._local(stages)
         total_s, runs = replicas.run(local, lambda member: np.zeros(member.problem.n_devices))
         self._check_ends(total_s)
@@ -289,10 +278,7 @@ class ReplicatedProblem(PipelinedProblem):
         merged = tuple(np.concatenate(column)[order] for column in zip(*columns, strict=True))
         return self._pipeline_time(total_s, busy_s, peak, merged)  # type: ignore[arg-type]  # six columns
 
-    def memory(self, stages: Stages, n_parts: int) -> FloatArray:
-        pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.memory(stages, n_parts)
+    def _memory(self, stages: Stages, n_parts: int) -> FloatArray:
         replicas, local = self._local(stages)
         curves = np.zeros((self.problem.n_devices, n_parts))
         replicas.run(local, lambda member: np.zeros(0), curves=curves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,14 +42,8 @@ from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
 CURVES = "curves: tensorboard --logdir {}\non one screen: http://localhost:6006/#custom_scalars"
-MOMENT: Mapping[str, Any] = {
-    "epochs": 1,
-    "repeats": 1,
-    "threads": 1,
-    "timesteps": 128,
-    "n_envs": 8,
-    "n_steps": 16,
-}
+MOMENT: dict[str, Any] = dict.fromkeys(("epochs", "repeats", "threads"), 1)
+MOMENT |= {"timesteps": 128, "n_envs": 8, "n_steps": 16}
 """Settings of the shortest training."""
 
 

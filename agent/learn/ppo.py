@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from os import PathLike
 from pathlib import Path
@@ -422,7 +421,9 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
             if not is_file:
                 check_policy(load_policy(_folder(path)).network, saved)
             settings = {**saved.state["arguments"], **arguments}
-            policy_kwargs = {"make_policy": partial(_policy_of, saved), **saved.state["policy_kwargs"]}
+            shape, mdp = current_shape(**saved.state["shape"]), MdpConfig(**saved.state["mdp"])
+            policy_kwargs = {"make_policy": lambda: Policy(PlacementNetwork(shape), mdp)}
+            policy_kwargs |= saved.state["policy_kwargs"]
             settings["policy_kwargs"] = {**policy_kwargs, **arguments.get("policy_kwargs", {})}
             model = cls("PlacementPolicy", env, **settings)
             restore(model, saved)
@@ -439,11 +440,6 @@ def _check_finite(**numbers: float) -> None:
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise FloatingPointError(f"the {name.replace('_', ' ')} is {number}")
-
-
-def _policy_of(saved: Checkpoint) -> Policy:
-    """Makes the policy of a checkpoint; its weights come later."""
-    return Policy(PlacementNetwork(current_shape(**saved.state["shape"])), MdpConfig(**saved.state["mdp"]))
 
 
 def _problems_of(env: Any) -> list[Problem]:

@@ -254,12 +254,9 @@ def _class_fit(value: object, op_class: str, where: str) -> ClassFit:
 
 
 RANGES = {
+    **dict.fromkeys(("efficiency", "sustained", "traffic", "fused", "transforms"), (1e-4, 4.0)),
+    **dict.fromkeys(("prologue", "tile_cost", "fused_prologue"), (0.0, 1e4)),
     "launch_s": (0.0, 1.0),
-    "efficiency": (1e-4, 4.0),
-    "sustained": (1e-4, 4.0),
-    "traffic": (1e-4, 4.0),
-    "prologue": (0.0, 1e4),
-    "tile_cost": (0.0, 1e4),
     "waves": (0.0, 1.0),
     "overlap": (1.0, 100.0),
     "cache": (1e-3, 1e4),
@@ -267,13 +264,10 @@ RANGES = {
     "deep": (0.0, 100.0),
     "burst": (1.0, 10.0),
     "burst_s": (1e-6, 1e3),
-    "fused": (1e-4, 4.0),
-    "fused_prologue": (0.0, 1e4),
-    "transforms": (1e-4, 4.0),
     "in_flight": (1e-3, 1e6),
     "steepness": (0.1, 100.0),
     "cached": (1.0, 1e4),
-    "room_bytes": (1.0, 1e15),
     "fade": (0.1, 100.0),
+    "room_bytes": (1.0, 1e15),
 }
 """Bounds of the parameters of models."""

@@ -211,7 +211,7 @@ def _make_model(
     else:
         shape = current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
         kwargs["make_policy"] = lambda: Policy(
-            inputs.policy.network if inputs.policy else PlacementNetwork(shape), mdp
+            inputs.policy.network if inputs.policy is not None else PlacementNetwork(shape), mdp
         )
         model = PlacementPPO("PlacementPolicy", env, policy_kwargs=kwargs, **settings)
     model.set_logger(Logger(folder=None, output_formats=list(context.outputs)))

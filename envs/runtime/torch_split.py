@@ -78,10 +78,9 @@ class StageModule(nn.Module):
         if not self._recomputes:
             return self.part(*arguments)  # type: ignore[no-any-return]
 
+        # Those of the first and of the second run, which has the buffers of the first.
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self._with_buffers(
-                self._copied_buffers()
-            )  # of the first and the second run
+            return nullcontext(), self._with_buffers(self._copied_buffers())
 
         return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@ Their devices are those of the presets and of `envs.cluster.kinds`, with costs f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -65,11 +65,9 @@ class Wire(NamedTuple):
 
 def wires() -> dict[str, tuple[Wire, ...]]:
     """Returns the kinds of links by class, from datasheets and measured: `nvlink`, `pcie` and `nodes`."""
-    links = measured_links()
 
     def measured(name: str, sharing: str = "egress") -> Wire:
-        link = links[name]
-        return Wire(link.bytes_per_s, link.latency_s, link.n_half_bytes, sharing)
+        return Wire(**asdict(measured_links()[name]), sharing=sharing)
 
     return {
         "nvlink": (
@@ -167,16 +165,17 @@ def _draw(problem: Problem, rng: np.random.Generator, least: int) -> Problem:
     unequal = SPEED_SPREAD if rng.random() < P_UNEQUAL else 0.0
     common = np.exp(SPEED_SPREAD * rng.standard_normal())
     speeds = common * np.exp(unequal * rng.standard_normal(n_devices))
-    devices = tuple(
-        _faster(cluster.devices[index], float(speed)) for index, speed in zip(chosen, speeds, strict=True)
-    )
+    devices = []
+    for device, speed in zip((cluster.devices[index] for index in chosen), speeds.tolist(), strict=True):
+        rates = {"flops_per_s": device.flops_per_s * speed, "bytes_per_s": device.bytes_per_s * speed}
+        devices.append(replace(device, **rates, launch_s=device.launch_s / speed))
     pairs = np.ix_(chosen, chosen)
     randomized = replace(
         problem,
         graph=graph,
         cluster=replace(
             cluster,
-            devices=devices,
+            devices=tuple(devices),
             bytes_per_s=cluster.bytes_per_s[pairs] * np.exp(LINK_SPREAD * rng.standard_normal()),
             latency_s=cluster.latency_s[pairs] * np.exp(LATENCY_SPREAD * rng.standard_normal()),
             n_half_bytes=cluster.n_half_matrix[pairs],
@@ -211,13 +210,4 @@ def resize(graph: OpGraph, rng: np.random.Generator) -> OpGraph:
         resident_bytes=graph.resident_bytes * width,
         tensor_bytes=graph.tensor_bytes * width[graph.tensor_producer] * np.where(is_activation, batch, 1.0),
         seconds={kind: seconds * work for kind, seconds in graph.seconds.items()},
-    )
-
-
-def _faster(device: Device, factor: float) -> Device:
-    return replace(
-        device,
-        flops_per_s=device.flops_per_s * factor,
-        bytes_per_s=device.bytes_per_s * factor,
-        launch_s=device.launch_s / factor,
     )

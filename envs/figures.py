@@ -205,28 +205,15 @@ def _time_unit(until_s: float) -> tuple[str, float]:
 
 def style(palette: Palette) -> dict[str, Any]:
     """Returns matplotlib's settings of a figure in these colours."""
-    return {
-        "font.family": "sans-serif",
-        "font.size": 9.0,
-        "text.color": palette.ink,
-        "axes.labelcolor": palette.ink,
-        "axes.edgecolor": palette.muted,
-        "axes.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10.0,
-        "xtick.color": palette.muted,
-        "xtick.labelcolor": palette.ink,
-        "ytick.color": palette.muted,
-        "ytick.labelcolor": palette.ink,
-        "grid.color": palette.grid,
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "legend.fontsize": 8.0,
-        "legend.title_fontsize": 8.0,
-        "path.simplify": False,
-        "text.parse_math": False,
-    }
+    rules: dict[str, Any] = {"font.family": "sans-serif", "font.size": 9.0, "axes.titlesize": 10.0}
+    rules |= dict.fromkeys(("legend.fontsize", "legend.title_fontsize"), 8.0)
+    rules |= dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), palette.ink
+    )
+    rules |= dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), palette.muted)
+    rules |= {"axes.facecolor": "none", "grid.color": palette.grid, "grid.linewidth": 0.6}
+    rules |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+    return rules | {"path.simplify": False, "text.parse_math": False}
 
 
 FILLED = 0.95
@@ -270,9 +257,8 @@ def svg_of(figure: Figure) -> str:
         FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})  # `savefig` lays it out twice
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    for part in ("<metadata>.*?</metadata>", '<style type="text/css">.*?</style>', "<!--.*?-->"):
+        svg = re.sub(part, "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)  # no label
     return re.sub(r"\s*\n\s*", "\n", svg)

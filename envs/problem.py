@@ -78,9 +78,18 @@ class Problem:
     def arrays(self) -> ProblemArrays:
         """The problem as flat arrays, as the kernels read it."""
         graph, cluster = self.graph, self.cluster
-        link, n_half = _links(cluster), _n_half(cluster)
+        link, bandwidth = _links(cluster), np.array(cluster.bytes_per_s, dtype=np.float64)
+        n_half = np.array(cluster.n_half_matrix)
+        # The diagonal is for a transfer to all: of the slowest link of the sender, and of its largest size.
+        np.fill_diagonal(bandwidth, np.inf)
+        np.fill_diagonal(bandwidth, bandwidth.min(axis=1))
+        np.fill_diagonal(n_half, 0.0)
+        np.fill_diagonal(n_half, n_half.max(axis=1))
         slowdown = np.array([device.overlap_slowdown for device in cluster.devices], dtype=np.float64)
-        slows, issues_ops = bool((slowdown > 1).any()), cluster.issue_per == "op"
+        slows, next_issue_s = (
+            bool((slowdown > 1).any()),
+            cluster.issue_s if cluster.issue_per == "op" else 0.0,
+        )
         n_clocks = max(int(link.max()), cluster.n_devices) + 1
         is_detailed = cluster.issue_s > 0 or cluster.copies == "eager" or slows or bool(n_half.any())
         compiled_in = np.zeros(0, dtype=np.int64)
@@ -97,20 +106,13 @@ class Problem:
             size=graph.tensor_bytes,
             owner=graph.tensor_owner,
             resident=graph.resident_bytes,
-            bandwidth=_bandwidth(cluster),
+            bandwidth=bandwidth,
             latency=np.ascontiguousarray(cluster.latency_s, dtype=np.float64),
             n_half=n_half,
             link=link,
             memory=cluster.memory_bytes,
             slowdown=slowdown,
-            gaps=np.array(
-                [
-                    cluster.op_gap_s,
-                    cluster.transfer_gap_s,
-                    cluster.issue_s,
-                    cluster.issue_s if issues_ops else 0.0,
-                ]
-            ),
+            gaps=np.array([cluster.op_gap_s, cluster.transfer_gap_s, cluster.issue_s, next_issue_s]),
             rules=np.array(
                 [
                     FIFO if cluster.schedule == "fifo" else PROGRAM,
@@ -251,33 +253,13 @@ def _gb(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:,.0f}" if size_bytes >= 1e12 else f"{size_bytes / 1e9:.3g}"
 
 
-def _bandwidth(cluster: Cluster) -> FloatArray:
-    """Bandwidth of each pair, and on the diagonal that of a transfer to all: the slowest of the sender."""
-    bandwidth = np.array(cluster.bytes_per_s, dtype=np.float64)
-    np.fill_diagonal(bandwidth, np.inf)
-    np.fill_diagonal(bandwidth, bandwidth.min(axis=1))
-    return bandwidth
-
-
-def _n_half(cluster: Cluster) -> FloatArray:
-    """Half-bandwidth size of each pair, on the diagonal that of a transfer to all: the sender's largest."""
-    n_half = np.array(cluster.n_half_matrix)
-    np.fill_diagonal(n_half, 0.0)
-    np.fill_diagonal(n_half, n_half.max(axis=1))
-    return n_half
-
-
 def _links(cluster: Cluster) -> IntArray:
     """Clock of the link of each ordered pair, -1 where every transfer has its own, (n_devices, n_devices)."""
     n = cluster.n_devices
-    first = n + 1
-    source = np.repeat(np.arange(n), n).reshape(n, n)
-    links = {
-        "none": np.full((n, n), -1),
-        "pair": first + np.arange(n * n).reshape(n, n),
-        "egress": first + source,
-    }
-    return links[cluster.sharing]
+    if cluster.sharing == "none":
+        return np.full((n, n), -1)
+    pair = np.arange(n * n).reshape(n, n)
+    return n + 1 + (pair if cluster.sharing == "pair" else pair // n)
 
 
 def kinds(columns: FloatArray) -> tuple[IntArray, IntArray]:

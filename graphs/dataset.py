@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import platform
 import subprocess
@@ -55,7 +54,7 @@ def load_family(name: str, folder: Path = FOLDER) -> list[OpGraph]:
         return [capture_draw(name, seed) for seed in range(FAMILIES[name])]
     if entry is None or not path.is_file():
         raise DatasetError(f"{folder}: has no graphs of family '{name}'; {REBUILD}")
-    if _sha256(path.read_bytes()) != entry["sha256"]:
+    if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
         raise DatasetError(f"{path}: is not the file that the manifest describes; {REBUILD}")
     return read_graphs(path)
 
@@ -104,13 +103,8 @@ def capture_draw(family: str, seed: int) -> OpGraph:
     from graphs.capture.capture import capture
 
     module, inputs = draw(family, seed)
-    graph = capture(
-        module,
-        inputs,
-        optimizer="adam",
-        name=f"{family}-{seed:02d}",
-        notify=lambda line: None,  # the loss of a family is the mean of its outputs
-    )
+    quiet: dict[str, Any] = {"notify": lambda line: None}  # the loss of a family is the mean of its outputs
+    graph = capture(module, inputs, optimizer="adam", name=f"{family}-{seed:02d}", **quiet)
     unsaid: dict[str, Any] = dict.fromkeys(("dtypes", "sources", "shapes"), ())
     return replace(graph, family=family, gemm=graph.gemm[:0], image=graph.image[:0], **unsaid)
 
@@ -137,22 +131,18 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
     write_graphs(path, graphs)
     # Without the local tag: +cpu or +cu130 makes no difference to a capture.
     torch = metadata.version("torch").split("+")[0]
+    rows = [
+        {"name": graph.name, "seed": seed, "ops": graph.n_ops, "tensors": graph.n_tensors}
+        | {"sha256": content_hash(graph)}
+        for seed, graph in enumerate(graphs)
+    ]
     entry = {
         "versions": {"placewalk": project_version(), "python": platform.python_version(), "torch": torch},
-        "sha256": _sha256(path.read_bytes()),
-        "graphs": [
-            {
-                "name": graph.name,
-                "seed": seed,
-                "ops": graph.n_ops,
-                "tensors": graph.n_tensors,
-                "sha256": content_hash(graph),
-            }
-            for seed, graph in enumerate(graphs)
-        ],
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "graphs": rows,
     }
-    before = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
-    entries = before | {family: entry}
+    entries = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
+    entries[family] = entry
     ordered = {name: entries[name] for name in FAMILIES if name in entries}
     write_json_atomic(folder / "manifest.json", {"format": FORMAT, "families": ordered})
 
@@ -188,27 +178,24 @@ def summary(families: Iterable[str], folder: Path = FOLDER) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    return run_command(NAME, lambda: _run(_parser().parse_args(arguments)))
+    return run_command(NAME, lambda: _run(arguments))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(arguments: Sequence[str] | None) -> int:
     from rich.console import Console
 
+    parser = OneLineParser(prog=NAME, description=__doc__)
+    parser.add_argument("--build", action="store_true", help="capture the graphs again and write the files")
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
+    parser.add_argument("--draws", type=int, metavar="N", help="only the first N draws of each family")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
+    options = parser.parse_args(arguments)
     families = [FAMILIES.check(name) for name in options.families]
     with interruptible():
         if options.build:
             _build(families, options.out, options.draws)
         Console().print(summary(families, options.out))
     return 0
-
-
-def _parser() -> OneLineParser:
-    parser = OneLineParser(prog=NAME, description=__doc__)
-    parser.add_argument("--build", action="store_true", help="capture the graphs again and write the files")
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
-    parser.add_argument("--draws", type=int, metavar="N", help="only the first N draws of each family")
-    parser.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
-    return parser
 
 
 def _build(families: Sequence[str], folder: Path, draws: int | None) -> None:
@@ -220,10 +207,6 @@ def _build(families: Sequence[str], folder: Path, draws: int | None) -> None:
             for graph in build_family(family, folder, draws):
                 progress.update(task, advance=1, description=f"{graph.name}: {graph.n_ops} ops")
             progress.update(task, description=family)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def project_version() -> str:

@@ -144,9 +144,8 @@ def check_graph(graph: GraphColumns) -> None:
         if len(getattr(graph, label)) != n_ops:
             raise GraphError(f"{where}: {label} has {len(getattr(graph, label))} entries for {n_ops} ops")
     _check_strings(where, graph)
-    _check_amounts(where, "flops", graph.flops, MAX_FLOPS, graph.op_names)
-    _check_amounts(where, "bytes_moved", graph.bytes_moved, MAX_BYTES, graph.op_names)
-    _check_amounts(where, "resident_bytes", graph.resident_bytes, MAX_BYTES, graph.op_names)
+    for label, most in zip(AMOUNTS, (MAX_FLOPS, MAX_BYTES, MAX_BYTES), strict=True):
+        _check_amounts(where, label, getattr(graph, label), most, graph.op_names)
     for kind, values in graph.seconds.items():
         if len(values) != n_ops:
             raise GraphError(f"{where}: seconds of '{kind}' has {len(values)} entries for {n_ops} ops")
@@ -231,19 +230,19 @@ def _check_amounts(
 ) -> None:
     """Checks amounts of ops or, where there are no names, of tensors; `most` is that of all together."""
 
-    def at(index: int) -> str:
+    def place_of(index: int) -> str:
         return f"tensor {index}" if op_names is None else f"op {index} ('{op_names[index]}')"
 
     _refuse(
         ~np.isfinite(values) | (values < 0),
-        lambda index: f"{where}: {at(index)} has {label} {values[index]}; use a finite number >= 0",
+        lambda index: f"{where}: {place_of(index)} has {label} {values[index]}; use a finite number >= 0",
     )
     with np.errstate(over="ignore"):
         total = float(np.sum(values))
     if total > most * (1 + ROUNDING):
         index = int(np.argmax(values))
         raise GraphError(
-            f"{where}: {label} of the whole step is {total:g}, at {at(index)} {values[index]:g}; "
+            f"{where}: {label} of the whole step is {total:g}, at {place_of(index)} {values[index]:g}; "
             f"a step has at most {most:g}"
         )
 

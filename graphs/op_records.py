@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -116,17 +116,16 @@ def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: 
 
 
 def _shapes(ops: Sequence[Record], where: str) -> tuple[tuple[int, ...] | None, ...]:
-    return tuple(
-        _shape(op["shape"], f"{where} {i}: shape") if op.get("shape") is not None else None
-        for i, op in enumerate(ops)
-    )
-
-
-def _shape(value: object, where: str) -> tuple[int, ...]:
-    extents = tuple(integer(extent, where) for extent in array(value, where))
-    if any(extent < 0 for extent in extents):
-        raise FileFormatError(f"{where}: is {list(extents)}; expected extents of at least 0")
-    return extents
+    shapes: list[tuple[int, ...] | None] = [None] * len(ops)
+    for index, op in enumerate(ops):
+        if op.get("shape") is not None:
+            shape_where = f"{where} {index}: shape"
+            shapes[index] = extents = tuple(
+                integer(extent, shape_where) for extent in array(op["shape"], shape_where)
+            )
+            if min(extents, default=0) < 0:
+                raise FileFormatError(f"{shape_where}: is {list(extents)}; expected extents of at least 0")
+    return tuple(shapes)
 
 
 def _seconds(ops: Sequence[Record], where: str) -> dict[str, FloatArray]:
@@ -134,15 +133,13 @@ def _seconds(ops: Sequence[Record], where: str) -> dict[str, FloatArray]:
     for index, op in enumerate(ops):
         if "seconds" in op:
             seconds_where = f"{where} {index}: seconds"
-            for kind, value in _measured(op["seconds"], seconds_where):
-                if kind not in seconds:
+            if not isinstance(record := op["seconds"], dict):
+                what = kind_of(record)
+                raise FileFormatError(
+                    f"{seconds_where}: is {what}; expected an object, device kind to seconds"
+                )
+            for kind, value in record.items():
+                if name(kind, f"{seconds_where}: a device kind") not in seconds:
                     seconds[kind] = np.full(len(ops), np.nan)
-                seconds[kind][index] = value
+                seconds[kind][index] = number(value, f"{seconds_where} on {kind}")
     return seconds
-
-
-def _measured(record: object, where: str) -> Iterator[tuple[str, float]]:
-    if not isinstance(record, dict):
-        raise FileFormatError(f"{where}: is {kind_of(record)}; expected an object, device kind to seconds")
-    for kind, value in record.items():
-        yield name(kind, f"{where}: a device kind"), number(value, f"{where} on {kind}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphs.op_graph import OpGraph
 from graphs.step_settings import PRECISIONS
-from graphs.system.array_types import BoolArray, FloatArray, IntArray
+from graphs.system.array_types import BoolArray, IntArray
 from graphs.system.errors import InputError
 
 
@@ -112,7 +112,11 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
                 f"in fp32 can be given precision {precision}"
             )
     if precision in ("fp32", "tf32"):
-        return replace(graph, dtypes=_product_dtypes(graph, precision))
+        is_product = [
+            kind in _PRODUCTS and graph.dtypes[op] != "int" for op, kind in enumerate(graph.op_types)
+        ]
+        dtypes = tuple(precision if product else _dtype(graph, op) for op, product in enumerate(is_product))
+        return replace(graph, dtypes=dtypes)
     if precision in ("bf16", *BITS):
         halved = _in_two_bytes(graph)
         return _in_few_bits(halved, BITS[precision]) if precision in BITS else halved
@@ -126,13 +130,6 @@ def _dtype(graph: OpGraph, op: int) -> str:
     if graph.op_types[op] in _YIELD_INTEGERS:
         return "int"
     return "tf32" if graph.op_types[op] in _CONVOLUTIONS else "fp32"
-
-
-def _product_dtypes(graph: OpGraph, precision: str) -> tuple[str, ...]:
-    return tuple(
-        precision if kind in _PRODUCTS and graph.dtypes[op] != "int" else _dtype(graph, op)
-        for op, kind in enumerate(graph.op_types)
-    )
 
 
 def _holds_floats(graph: OpGraph) -> BoolArray:
@@ -149,7 +146,11 @@ def _holds_floats(graph: OpGraph) -> BoolArray:
 def _in_two_bytes(graph: OpGraph) -> OpGraph:
     dtypes = tuple("int" if _dtype(graph, op) == "int" else "bf16" for op in range(graph.n_ops))
     share = np.where(_holds_floats(graph), 0.5, 1.0)
-    moved = np.array([_share_at(graph, op, share) for op in range(graph.n_ops)])
+    moved = np.ones(graph.n_ops)
+    for op in range(graph.n_ops):
+        tensors = np.concatenate([graph.inputs.row(op), graph.outputs.row(op)])
+        if before := graph.tensor_bytes[tensors].sum():
+            moved[op] = (graph.tensor_bytes[tensors] * share[tensors]).sum() / before
     is_float, is_update = np.array(dtypes) == "bf16", np.array(graph.phases) == "optimizer"
     return replace(
         graph,
@@ -192,13 +193,6 @@ def _head(graph: OpGraph) -> int:
             has_weights = any(graph.op_types[source] == "parameter" for source in graph.predecessors.row(op))
             last = op if has_weights else last
     return -1 if any(map(str.isdecimal, graph.modules[last].split("."))) else last
-
-
-def _share_at(graph: OpGraph, op: int, share: FloatArray) -> float:
-    """The bytes of the tensors at an op over what they were."""
-    tensors = np.concatenate([graph.inputs.row(op), graph.outputs.row(op)])
-    before = graph.tensor_bytes[tensors].sum()
-    return float((graph.tensor_bytes[tensors] * share[tensors]).sum() / before) if before else 1.0
 
 
 class _Autocast:

@@ -55,7 +55,7 @@ class Posterior:
     Attributes:
         measured: placements, (n, n_ops).
         log_s: logarithms of their measured seconds, (n,).
-        fits: of each model of the costs.
+        fits: fits of all models of the costs.
     """
 
     measured: IntArray
@@ -65,19 +65,19 @@ class Posterior:
     @property
     def likely(self) -> Costs:
         """The most probable costs."""
-        fit = max(self.fits, key=lambda each: each.log_evidence)
+        fit = max(self.fits, key=lambda fit: fit.log_evidence)
         return fit.corrections, fit.mean
 
     def updated(self, device_of: IntArray, seconds: float) -> Posterior:
         """Fits the models that are not improbable to one more measured step."""
         measured, log_s = np.vstack([self.measured, device_of]), np.append(self.log_s, np.log(seconds))
-        least = max(each.log_evidence for each in self.fits) - UNLIKELY
-        kept = [each for each in self.fits if each.log_evidence >= least]
-        return Posterior(measured, log_s, [fit(each, measured, log_s) for each in kept])
+        least = max(before.log_evidence for before in self.fits) - UNLIKELY
+        probable = [before for before in self.fits if before.log_evidence >= least]
+        return Posterior(measured, log_s, [fit(before, measured, log_s) for before in probable])
 
     def draw(self, rng: np.random.Generator) -> Costs:
         """Draws a model by its probability, and its factors."""
-        evidence = np.array([each.log_evidence for each in self.fits])
+        evidence = np.array([fit.log_evidence for fit in self.fits])
         weights = np.exp(evidence - evidence.max())
         fit = self.fits[rng.choice(len(weights), p=weights / weights.sum())]
         return fit.corrections, fit.mean + fit.root @ rng.standard_normal(len(fit.mean))
@@ -99,7 +99,7 @@ class Posterior:
 
 def prior(models: Sequence[Corrections]) -> Posterior:
     """Returns the models of one problem as they are before any step is measured."""
-    fits = [Fit(each, np.zeros(len(each.spreads)), np.diag(each.spreads), 0.0) for each in models]
+    fits = [Fit(model, np.zeros(len(model.spreads)), np.diag(model.spreads), 0.0) for model in models]
     return Posterior(np.zeros((0, models[0].problem.graph.n_ops), dtype=np.int64), np.zeros(0), fits)
 
 
@@ -107,8 +107,8 @@ def fit(before: Fit, measured: IntArray, log_s: FloatArray) -> Fit:
     """Fits factors to measured steps by Gauss-Newton, and their covariance by Laplace's approximation.
 
     Args:
-        before: where the fit begins.
-        measured, log_s: as `Posterior` has them.
+        before: fit to begin with.
+        measured, log_s: see `Posterior`.
     """
     corrections = before.corrections
     spreads = corrections.spreads
@@ -116,8 +116,8 @@ def fit(before: Fit, measured: IntArray, log_s: FloatArray) -> Fit:
     whiten = np.linalg.inv(np.linalg.cholesky(covariance))
 
     def residuals(x: FloatArray) -> FloatArray:
-        found: FloatArray = whiten @ (log_s - corrections.log_steps(x * spreads, measured))
-        return found
+        misfit: FloatArray = whiten @ (log_s - corrections.log_steps(x * spreads, measured))
+        return misfit
 
     x = before.mean / spreads
     rest = residuals(x)
@@ -151,8 +151,8 @@ def _errors(problem: Problem, devices_of: IntArray, others: IntArray) -> FloatAr
     """Covariance of what no correction explains: less for placements with much work on other devices."""
     work_s = problem.op_seconds.mean(axis=1)
     apart = (devices_of[:, None] != others) @ (work_s / work_s.sum())
-    found: FloatArray = MODEL_ERROR**2 * np.exp(-apart / REACH)
-    return found
+    covariance: FloatArray = MODEL_ERROR**2 * np.exp(-apart / REACH)
+    return covariance
 
 
 def _with_noise(covariance: FloatArray) -> FloatArray:
@@ -181,7 +181,7 @@ def adapt(
     Efficient Global Optimization of Expensive Black-Box Functions, 1998).
 
     Args:
-        models: of the costs, as `models_of` makes them.
+        models: models of the costs, see `models_of`.
         starts: placements that were found with the costs of the problem, best first; at least one.
         measure: called with the device of each op, (n_ops,).
         count: placements to measure; fewer are if the searches find no others.
@@ -189,31 +189,31 @@ def adapt(
     Returns:
         What was measured, in this order: devices of the ops, (n, n_ops), and seconds, (n,).
     """
-    pool = {each.tobytes(): each for each in starts}
-    found: dict[bytes, tuple[IntArray, float]] = {}
+    pool = {placement.tobytes(): placement for placement in starts}
+    measured: dict[bytes, tuple[IntArray, float]] = {}
     posterior, next_one = prior(models), starts[0]
     while True:
         seconds = measure(next_one)
-        found[next_one.tobytes()] = next_one, seconds
-        if len(found) == count:
+        measured[next_one.tobytes()] = next_one, seconds
+        if len(measured) == count:
             break
         if seconds > 0:
             posterior = posterior.updated(next_one, seconds)
         for costs in (posterior.likely, posterior.draw(rng)):
-            for each in _searched(costs[0].corrected(costs[1]), list(pool.values()), rng):
-                pool.setdefault(each.tobytes(), each)
-        candidates = [each for key, each in pool.items() if key not in found]
+            for placement in _searched(costs[0].corrected(costs[1]), np.stack([*pool.values()]), rng):
+                pool.setdefault(placement.tobytes(), placement)
+        candidates = [placement for key, placement in pool.items() if key not in measured]
         if not candidates:
             break
         next_one = _most_promising(posterior, np.stack(candidates), rng)
-    devices_of, steps_s = zip(*found.values(), strict=True)
+    devices_of, steps_s = zip(*measured.values(), strict=True)
     return np.stack(devices_of), np.array(steps_s)
 
 
-def _searched(problem: Problem, known: Sequence[IntArray], rng: np.random.Generator) -> list[IntArray]:
-    """Searches from heuristics and the placements that are known; returns the best that have the memory."""
-    search = SearchState(problem, Budget(EVALUATIONS + len(known)))
-    search.score(np.stack(known))
+def _searched(problem: Problem, devices_of: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Searches from heuristics and from placements; returns the best that have the memory."""
+    search = SearchState(problem, Budget(EVALUATIONS + len(devices_of)))
+    search.score(devices_of)
     refine(search, rng)
     return [leader.device_of for leader in search.leaders if leader.score[0] == 0.0]
 
@@ -229,5 +229,5 @@ def _most_promising(posterior: Posterior, candidates: IntArray, rng: np.random.G
         spread = np.maximum(spread, 1e-6)
         by = (best - mean) / spread
         gain += spread * (by * norm.cdf(by) + norm.pdf(by))
-    found: IntArray = candidates[int(gain.argmax())]
-    return found
+    promising: IntArray = candidates[int(gain.argmax())]
+    return promising

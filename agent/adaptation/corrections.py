@@ -1,6 +1,4 @@
-"""Corrections of simulated costs: factors of op classes, devices and links, and what is known of them before
-any step is measured.
-"""
+"""Corrections of simulated costs: factors of op classes, devices and links, and how far off they may be."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class Corrections:
     others for the classes of ops, devices, links of about equal bandwidth, and pairs of devices.
 
     Attributes:
-        problem: with the costs that are corrected.
+        problem: problem with the costs to correct.
     """
 
     problem: Problem
@@ -135,4 +133,4 @@ def models_of(problem: Problem) -> list[Corrections]:
         others += [replace(cluster, copies=rule) for rule in COPIES if rule != cluster.copies]
     if cluster.n_devices == 1:
         others = []
-    return [Corrections(each) for each in (problem, *(replace(problem, cluster=other) for other in others))]
+    return [Corrections(replace(problem, cluster=rules)) for rules in (cluster, *others)]

@@ -146,11 +146,11 @@ def serial(latest_first, ancestors, path_s, start, seconds, gap_s):
     best = np.inf
     for device in range(seconds.shape[1]):
         latest, work, tail = 0.0, 0.0, np.inf
-        for at in latest_first:
-            each = seconds[ancestors[at], device]
-            if each > 0.0:
-                work += each + gap_s
-                tail = min(tail, path_s[at])
-                latest = max(latest, start[ancestors[at]] + work - gap_s * (1.0 + ROUNDING) + tail)
+        for place in latest_first:
+            op_s = seconds[ancestors[place], device]
+            if op_s > 0.0:
+                work += op_s + gap_s
+                tail = min(tail, path_s[place])
+                latest = max(latest, start[ancestors[place]] + work - gap_s * (1.0 + ROUNDING) + tail)
         best = min(best, latest)
     return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,19 +92,14 @@ def fit_class(rows: Sequence[MeasuredOp], kind: Kind) -> ClassFit:
     return ClassFit(model, len(train), len(test), median, p90)
 
 
-def _limits(op_class: str) -> Mapping[str, Parameter]:
-    """Returns the parameters to fit."""
-    if not issubclass(model_type(op_class), MatmulModel):
-        return CACHES
-    return CONVOLUTION if op_class == "conv" else MATMUL
-
-
 def _fit(rows: Sequence[MeasuredOp], kind: Kind) -> Model:
     from scipy.optimize import least_squares
 
     if len(rows) > MAX_ROWS:
-        rows = [rows[at] for at in np.linspace(0, len(rows) - 1, MAX_ROWS).astype(np.int64)]
-    limits, build = _limits(rows[0].op_class), model_type(rows[0].op_class)
+        rows = [rows[row] for row in np.linspace(0, len(rows) - 1, MAX_ROWS).astype(np.int64)]
+    op_class = rows[0].op_class
+    build = model_type(op_class)
+    limits = (CONVOLUTION if op_class == "conv" else MATMUL) if issubclass(build, MatmulModel) else CACHES
     predict, seconds = predictor(rows, kind), np.array([row.seconds for row in rows])
     start, low, high = (
         np.log([getattr(p, key) for p in limits.values()]) for key in ("start", "low", "high")
@@ -117,10 +112,10 @@ def _fit(rows: Sequence[MeasuredOp], kind: Kind) -> Model:
         scale = math.sqrt(300 / len(misfit))
         return np.concatenate([misfit * scale, stiffness * (logs - start)])
 
-    found = least_squares(
+    fitted = least_squares(
         residuals, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=100
     )
-    values = dict(zip(limits, np.exp(found.x).tolist(), strict=True))
+    values = dict(zip(limits, np.exp(fitted.x).tolist(), strict=True))
     return build(**{name: float(f"{value:.5g}") for name, value in values.items()})
 
 
@@ -145,10 +140,6 @@ def fit_line(n_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
     low = np.log([shortest * 1e-4, slowest])
     high = np.log([shortest * 10, fastest * 10])
     start = np.log([shortest / 2, fastest])
-    found = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER)
-    alpha, bandwidth = np.exp(found.x).tolist()
-    return _rounded(alpha), _rounded(bandwidth)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    fitted = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER)
+    alpha, bandwidth = (float(f"{value:.4g}") for value in np.exp(fitted.x).tolist())
+    return alpha, bandwidth

@@ -15,7 +15,7 @@ def get_or_measure_cluster(spec: str) -> Cluster:
     The times are kept apart from those of `python -m agent.calibration measure`, which replaces the cluster.
 
     Raises:
-        ClusterError, FileFormatError: as `get_cluster`.
+        ClusterError, FileFormatError: see `get_cluster`.
         MeasuredOpsError: there are fewer cores than devices, or a time is impossible.
     """
     file = own_cluster_file(spec)

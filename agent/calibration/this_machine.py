@@ -132,23 +132,23 @@ def measured_seconds(
         with closing(sqlite3.connect(path)) as database:
             database.execute(TABLE)
             query = "SELECT op, median_s FROM times WHERE device = ?"
-            known = dict(database.execute(query, (device,)).fetchall())
+            seconds_of = dict(database.execute(query, (device,)).fetchall())
             for done, (key, timer) in enumerate(timed):
                 report(device, done, len(timed))
-                if key not in known:
+                if key not in seconds_of:
                     seconds = np.array(timer(), dtype=np.float64)
-                    known[key] = float(np.median(seconds))
-                    _check(path, key, known[key])
+                    seconds_of[key] = float(np.median(seconds))
+                    _check(path, key, seconds_of[key])
                     spread = float(np.quantile(seconds, 0.9) - np.quantile(seconds, 0.1))
                     with database:
-                        row = (device, key, known[key], spread)
+                        row = (device, key, seconds_of[key], spread)
                         database.execute("INSERT INTO times VALUES (?, ?, ?, ?)", row)
     except sqlite3.Error as error:
         raise MeasuredOpsError(f"{path}: is no database of measured times: {error}; delete it") from None
     report(device, len(timed), len(timed))
     for key, _ in timed:
-        _check(path, key, known[key])
-    return [known[key] for key, _ in timed]
+        _check(path, key, seconds_of[key])
+    return [seconds_of[key] for key, _ in timed]
 
 
 def measured_rows(
@@ -165,14 +165,14 @@ def measured_rows(
     """
     timed = [(str(op), lambda op=op: timer(op)) for op in ops]
     seconds = measured_seconds(path, kind, timed, report)
-    return [op.row(each) for op, each in zip(ops, seconds, strict=True)]
+    return [op.row(op_s) for op, op_s in zip(ops, seconds, strict=True)]
 
 
 def calibrate_device(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Calibration:
     """Fits the models of a device to its times, and writes its calibration into the user's folder."""
     kind = kind_of_rows(device, rows)
     classes = sorted({row.op_class for row in rows})
-    fits = {each: fit_class([row for row in rows if row.op_class == each], kind) for each in classes}
+    fits = {name: fit_class([row for row in rows if row.op_class == name], kind) for name in classes}
     origin = f"measured ({', '.join(fits)})"
     calibration = Calibration(device.kind, origin, "this machine", "", device.parallel, device.l2_bytes, fits)
     path = own_calibration_file(device.kind)
@@ -232,12 +232,12 @@ def measure_machine(
     """
     torch.set_num_threads(threads)
     path = own_cluster_file().with_name(effort.times)
-    found = own_devices(threads)
-    measured = [_measure_device(path, own, effort, report) for own in found]
-    shape = (len(found), len(found))
+    chips = own_devices(threads)
+    measured = [_measured(path, chip, effort, report) for chip in chips]
+    shape = (len(chips), len(chips))
     latency_s, bytes_per_s = np.zeros(shape), np.ones(shape)
-    for i, j in np.argwhere(~np.eye(len(found), dtype=bool)):
-        sender, receiver = found[i].torch_name, found[j].torch_name
+    for i, j in np.argwhere(~np.eye(len(chips), dtype=bool)):
+        sender, receiver = chips[i].torch_name, chips[j].torch_name
         timer = partial(
             time_copy, sender=sender, receiver=receiver, repeats=effort.repeats, run_s=effort.run_s
         )
@@ -246,7 +246,7 @@ def measure_machine(
         )
     devices = tuple(device for device, _ in measured)
     cluster = Cluster(CLUSTER_NAME, devices, bytes_per_s, latency_s, sharing="pair")
-    if gpu := next((own.torch_name for own in found if own.is_cuda), None):
+    if gpu := next((chip.torch_name for chip in chips if chip.is_cuda), None):
         timed = [("issue", partial(time_issue, gpu, effort.repeats, effort.run_s))]
         cluster = replace(cluster, issue_s=measured_seconds(path, "host", timed, report)[0])
     write_cluster(own_cluster_file(), cluster)
@@ -277,8 +277,8 @@ def measure_processes(
     torch.set_num_threads(threads)
     path = own_cluster_file(name).with_name(effort.times)
     whole = own_devices(threads)[0]
-    own = replace(whole, memory_bytes=whole.memory_bytes / n_processes)
-    device, calibration = _measure_device(path, own, effort, report)
+    share = replace(whole, memory_bytes=whole.memory_bytes / n_processes)
+    device, calibration = _measured(path, share, effort, report)
     most_bytes = min(effort.most_bytes, LARGEST_BETWEEN_PROCESSES)
     with DeviceProcesses(n_processes) as processes:
         timer = partial(time_transfers, repeats=4 * effort.repeats, processes=processes)
@@ -311,19 +311,19 @@ def _fitted_link(
     return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
 
 
-def _measure_device(path: Path, own: OwnDevice, effort: Effort, report: Report) -> tuple[Device, Calibration]:
-    side = largest_side(own.memory_bytes) if own.is_cuda else effort.cpu_side or LARGEST_ON_CPU
-    ops = ops_to_time(side, tensor_cores=own.is_cuda)
-    timer = partial(time_op, device=own.torch_name, repeats=effort.repeats, run_s=effort.run_s)
-    rows = measured_rows(path, own.kind, ops, timer, report)
-    kept = calibration_of(own.kind) if effort.keeps_kinds else None
-    calibration, kind = kept or calibrate_device(own, rows), kind_of_rows(own, rows)
-    launch_s = LAUNCH_S if own.is_cuda else calibration.traffic("elementwise").launch_s
+def _measured(path: Path, chip: OwnDevice, effort: Effort, report: Report) -> tuple[Device, Calibration]:
+    side = largest_side(chip.memory_bytes) if chip.is_cuda else effort.cpu_side or LARGEST_ON_CPU
+    ops = ops_to_time(side, tensor_cores=chip.is_cuda)
+    timer = partial(time_op, device=chip.torch_name, repeats=effort.repeats, run_s=effort.run_s)
+    rows = measured_rows(path, chip.kind, ops, timer, report)
+    calibrated = calibration_of(chip.kind) if effort.keeps_kinds else None
+    calibration, kind = calibrated or calibrate_device(chip, rows), kind_of_rows(chip, rows)
+    launch_s = LAUNCH_S if chip.is_cuda else calibration.traffic("elementwise").launch_s
     # The memory is what is free already, without a margin.
     device = Device(
-        own.torch_name.replace(":", ""),
-        own.kind,
-        own.memory_bytes,
+        chip.torch_name.replace(":", ""),
+        chip.kind,
+        chip.memory_bytes,
         kind.peaks["fp32"],
         kind.bytes_per_s,
         launch_s,

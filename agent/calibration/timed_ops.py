@@ -53,9 +53,7 @@ class MeasuredOp:
 
     @property
     def is_held_out(self) -> bool:
-        """Says whether the row judges a fit instead of making it: every second shape, the same on all
-        devices.
-        """
+        """Says whether the row judges a fit: every second shape, the same on all devices."""
         return zlib.crc32(f"{self.op_class} {self.shape}".encode()) % 2 == 1
 
 
@@ -189,7 +187,9 @@ def _runner(op: TimedOp, device: str) -> Callable[[], Any]:
         return (lambda: torch.bmm(first, second)) if op.op_class == "bmm" else lambda: first[0] @ second[0]
     values = full(m, n)
     if op.op_class == "optimizer":
-        return _adam(values)
+        parameter = torch.nn.Parameter(values)
+        parameter.grad = torch.ones_like(values)
+        return torch.optim.Adam([parameter]).step
     other = full(m, n) if op.op_class == "elementwise" else values
     rows = torch.randperm(m, device=device)
     runners: dict[str, Callable[[], Any]] = {
@@ -201,12 +201,6 @@ def _runner(op: TimedOp, device: str) -> Callable[[], Any]:
         "gather": lambda: values[rows],
     }
     return runners[op.op_class]
-
-
-def _adam(values: Any) -> Callable[[], Any]:
-    parameter = torch.nn.Parameter(values)
-    parameter.grad = torch.ones_like(values)
-    return torch.optim.Adam([parameter]).step
 
 
 def largest_side(memory_bytes: float) -> int:

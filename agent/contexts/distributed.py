@@ -42,12 +42,13 @@ class SharedCheckpoints(CheckpointFolder):
     def latest(self, announce: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
         """Reads the newest checkpoint of the first worker; all workers call it together."""
         is_first = self._group.rank == FIRST
-        found = super().latest(announce) if is_first else None
-        name = self._group.broadcast(found.path.name.encode() if found and found.path else b"").decode()
+        checkpoint = super().latest(announce) if is_first else None
+        name = checkpoint.path.name if checkpoint and checkpoint.path else ""
+        name = self._group.broadcast(name.encode()).decode()
         if not name:
             return None
         share_file(self._group, self.folder / name)
-        return found if is_first else super().latest()
+        return checkpoint if is_first else super().latest()
 
 
 class WorkerContext(LocalContext):
@@ -87,20 +88,6 @@ class WorkerContext(LocalContext):
         if now - self._signalled_s >= ONE_SIGNAL_S:
             self._signalled_s = now
             super()._on_signal(number, frame)
-
-
-def _context(group: ProcessGroup, resolve: Resolve, told: Told | None, scratch: Path) -> WorkerContext:
-    """Makes the context of this worker; all workers call it together, and raise the same `InputError`.
-
-    Args:
-        scratch: temporary folder, to which all workers but the first write.
-    """
-    if group.rank != FIRST:
-        config = TrainConfig.from_json(json.loads(group.broadcast(b"")), "first worker")
-        return WorkerContext(config, scratch / "run", resume=False, console=Console(quiet=True), group=group)
-    config, folder, resume = resolve()
-    group.broadcast(json.dumps(config.to_json()).encode())
-    return WorkerContext(config, folder, resume=resume, group=group, told=told)
 
 
 def check_workers_fit(config: TrainConfig, size: int) -> None:
@@ -165,9 +152,14 @@ def train_with_others(
     """
     with ExitStack() as stack:
         group = stack.enter_context(joined)
-        if group.rank != FIRST:
-            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(redirect_stdout(nowhere))
-            stack.enter_context(redirect_stderr(nowhere))
-        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="placewalk-worker-")))
-        return train_in(_context(group, resolve, told, scratch))
+        if group.rank == FIRST:
+            config, folder, resume = resolve()
+            group.broadcast(json.dumps(config.to_json()).encode())
+            return train_in(WorkerContext(config, folder, resume=resume, group=group, told=told))
+        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        stack.enter_context(redirect_stdout(nowhere))
+        stack.enter_context(redirect_stderr(nowhere))
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="placewalk-worker-")), "run")
+        config = TrainConfig.from_json(json.loads(group.broadcast(b"")), "first worker")
+        quiet = Console(quiet=True)
+        return train_in(WorkerContext(config, scratch, resume=False, console=quiet, group=group))

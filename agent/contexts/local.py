@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from stable_baselines3.common.logger import KVWriter
 from agent.contexts import run_folder as runs
 from agent.contexts.engine import how_to_resume
 from agent.contexts.outputs import EventWriter, MetricsFile, ProgressBar
+from agent.learn.callbacks import RolloutCallback
 from agent.learn.checkpoints import CheckpointError, CheckpointFolder
 from agent.learn.config import MEASURED, ConfigError, TrainConfig
 from agent.learn.inputs import read_inputs
@@ -41,18 +42,12 @@ from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
 CURVES = "curves: tensorboard --logdir {}\non one screen: http://localhost:6006/#custom_scalars"
-MOMENT: Mapping[str, Any] = {
-    "epochs": 1,
-    "repeats": 1,
-    "threads": 1,
-    "timesteps": 128,
-    "n_envs": 8,
-    "n_steps": 16,
-}
+MOMENT: dict[str, Any] = dict.fromkeys(("epochs", "repeats", "threads"), 1)
+MOMENT |= {"timesteps": 128, "n_envs": 8, "n_steps": 16}
 """Settings of the shortest training."""
 
 
-class _ResultRemover(BaseCallback):
+class _ResultRemover(RolloutCallback):
     """Removes the result of a run that goes on."""
 
     def __init__(self, path: Path) -> None:
@@ -61,9 +56,6 @@ class _ResultRemover(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self.path.unlink(missing_ok=True)
-
-    def _on_step(self) -> bool:
-        return True
 
 
 class LocalContext:

@@ -148,13 +148,13 @@ def find_names(patterns: Iterable[str]) -> list[str]:
         InstanceError: none matches one of them.
     """
     names = [f"{key}:{name}" for key, source in sources().items() for name in source.clusters]
-    found: dict[str, None] = {}
+    chosen = list[str]()
     for pattern in patterns:
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise InstanceError(f"no instance is named '{pattern}'; {LIST}")
-        found.update(dict.fromkeys(matching))
-    return list(found)
+        chosen += matching
+    return list(dict.fromkeys(chosen))
 
 
 def list_instances(pattern: str = "*") -> list[str]:
@@ -199,8 +199,8 @@ def _load(full_name: str) -> Instance:
     key, _, name = full_name.partition(":")
     source = sources()[key]
     graph = _graphs(name.partition("-")[0] if source.graphs == FAMILIES else source.graphs)[name]
-    own = source.clusters[name]
-    cluster = read_cluster(DATA / own) if own.endswith(".json") else with_host(get_cluster(own), NONE)
+    file = source.clusters[name]
+    cluster = read_cluster(DATA / file) if file.endswith(".json") else with_host(get_cluster(file), NONE)
     return Instance(replace(graph, name=full_name), cluster, pipeline_of(full_name))
 
 
@@ -213,11 +213,11 @@ def _graphs(of: str) -> Mapping[str, OpGraph]:
 
 def listing() -> Iterator[str]:
     """Yields a line for each source, and for each of its instances the best known step."""
-    known = read_best_known()
+    best_known = read_best_known()
     for key, source in sources().items():
         _, objective = OBJECTIVES[source.pipelined]
         yield f"{source.title} ({source.licence}), {objective}: best ms, over the bound"
         for name in (f"{key}:{name}" for name in source.clusters):
-            best = known[name]
+            best = best_known[name]
             over = "optimal" if best.is_optimal else f"{best.step_time_s / best.bound_s:.3f}"
             yield f"  {name:<59} {best.step_time_s * 1e3:>9.6g} {over:>8}"

@@ -121,8 +121,8 @@ def run(name: str, options: Mapping[str, Any]) -> None:
     experiment, is_quick = EXPERIMENTS[name], options["quick"]
     folder = options["out"] or Path("runs") / (f"{name}-quick" if is_quick else name)
     settings = {**vars(experiment.run), **(experiment.quick if is_quick else {})}
-    given = {key: options[key] for key in settings if options[key] is not None}
-    settings |= {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    asked = {key: options[key] for key in settings if options[key] is not None}
+    settings |= {key: tuple(value) if isinstance(value, list) else value for key, value in asked.items()}
     write_rows(folder / experiment.rows, replace(cast("Any", experiment.run), **settings).rows(folder))
     print(f"{experiment.question}\n\n{experiment.show(folder)}")
     print(f"rows: {folder}", file=sys.stderr)

@@ -92,22 +92,21 @@ class InstanceTrials:
             ExperimentError: an unknown placer, or none that suits an instance.
             InstanceError: an unknown instance.
         """
-        known = dict.fromkeys(name for kind in PLACERS_OF for name in names_of(kind))
-        if unknown := {*self.placers} - {*known}:
-            raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {', '.join(known)}")
+        names = dict.fromkeys(name for kind in PLACERS_OF for name in names_of(kind))
+        if unknown := {*self.placers} - {*names}:
+            raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {', '.join(names)}")
         trials = _Trials(self.seconds, not {*self.placers}.isdisjoint(names_of(STEP, learned=True)))
-        found: list[Row] = []
-        for name in followed(
-            find_names(self.graphs), f"{self.seconds:g} s, {trials.scale:.2f} of the reference"
-        ):
+        rows: list[Row] = []
+        title = f"{self.seconds:g} s, {trials.scale:.2f} of the reference"
+        for name in followed(find_names(self.graphs), title):
             suiting = names_of(kind_of(pipeline_of(name)))
-            found += trials.kept(folder, name, [placer for placer in self.placers if placer in suiting])
-        if not found:
+            rows += trials.kept(folder, name, [placer for placer in self.placers if placer in suiting])
+        if not rows:
             raise ExperimentError(
                 "none of the placers suits these instances: pipelines take placers such as refine and "
                 "pipedream, steps of one batch such as refine and heft"
             )
-        return _with_others(found)
+        return _with_others(rows)
 
 
 class _Trials:
@@ -137,11 +136,11 @@ class _Trials:
     def _place(self, instance: Instance, name: str) -> tuple[Placement, BenchmarkRow]:
         budget = Budget(None, self.seconds * self.scale, running_cpu_s)
         placer = make_placer(name, self._policy, "topo", instance.objective.kind)
-        found = self._runner.place(placer, instance.objective, budget, order="", seed=0)
-        step_s = found.step_time.total_s if found.feasible else np.inf
-        cpu_s, bound_s = found.cpu_s / self.scale, instance.bound_s
-        return found.placement, BenchmarkRow(
-            instance.name, name, self.seconds, step_s, found.evaluations, cpu_s, bound_s, best_s=step_s
+        result = self._runner.place(placer, instance.objective, budget, order="", seed=0)
+        step_s = result.step_time.total_s if result.feasible else np.inf
+        cpu_s, bound_s = result.cpu_s / self.scale, instance.bound_s
+        return result.placement, BenchmarkRow(
+            instance.name, name, self.seconds, step_s, result.evaluations, cpu_s, bound_s, best_s=step_s
         )
 
 
@@ -153,10 +152,10 @@ def _with_others(rows: Rows) -> Rows:
         for row in read_table(DATA / "reported.csv")
         if (name := row["instance"]) in bounds and (method := f"{row['method']}, as reported")
     ]
-    known = {name: row.step_time_s for name, row in read_best_known().items()}
+    known_s = {name: row.step_time_s for name, row in read_best_known().items()}
     best = {
-        name: min(known.get(name, np.inf), *(row["step_s"] for row in own))
-        for name, own in grouped([*rows, *reported], lambda row: row["instance"]).items()
+        name: min(known_s.get(name, np.inf), *(row["step_s"] for row in of_instance))
+        for name, of_instance in grouped([*rows, *reported], lambda row: row["instance"]).items()
     }
     return [{**row, "best_s": best[row["instance"]]} for row in (*rows, *reported)]
 
@@ -168,13 +167,13 @@ def source_of(row: Row) -> str:
 
 def ratios(rows: Rows) -> dict[str, float]:
     """Returns the step of the first of `OURS` over the best of others by instance; NaN without either."""
-    found = {}
-    for instance, own in grouped(rows, lambda row: row["instance"]).items():
-        steps = {row["placer"]: row["step_s"] for row in own}
+    ratio_of = {}
+    for instance, of_instance in grouped(rows, lambda row: row["instance"]).items():
+        steps = {row["placer"]: row["step_s"] for row in of_instance}
         ours_s = next((steps[placer] for placer in OURS if placer in steps), np.nan)
         others_s = min((step_s for placer, step_s in steps.items() if placer not in OURS), default=np.nan)
-        found[instance] = 1.0 if ours_s == others_s else ours_s / others_s
-    return found
+        ratio_of[instance] = 1.0 if ours_s == others_s else ours_s / others_s
+    return ratio_of
 
 
 def compared(test: Callable[[float], bool]) -> Statistic:
@@ -197,4 +196,6 @@ def behind_on(rows: Rows) -> str:
 
 def instances(statistic: Statistic) -> Statistic:
     """Makes a statistic of the first row of each instance."""
-    return lambda rows: statistic([own[0] for own in grouped(rows, lambda row: row["instance"]).values()])
+    return lambda rows: statistic(
+        [of_instance[0] for of_instance in grouped(rows, lambda row: row["instance"]).values()]
+    )

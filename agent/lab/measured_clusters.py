@@ -47,12 +47,12 @@ class PublishedRow:
     """A step that others measured, and its prediction.
 
     Attributes:
-        zero: whether replicas divide the optimizer's states.
+        zero: 1 if replicas divide the optimizer's states.
         mbs, microbatches: sequences of a microbatch, and microbatches of a replica in a step.
         use: `used`, `broken`, or `failed`, nearly always for want of memory.
         measured_s, predicted_s: seconds of a step, or of a word that is generated.
         measured_gib, predicted_gib: peak memory of the GPU that was measured; 0 = of none.
-        fits: whether all GPUs are predicted to have the memory.
+        fits: all GPUs are predicted to have the memory.
     """
 
     source: str
@@ -144,7 +144,7 @@ def simulated(
     n_ranks = len(first) // pipeline.stages_per_device
     stages = chain.stages(np.array([*first.values()]), np.arange(len(first)) % n_ranks)
     if dp > 1:
-        stages = on_groups(stages, tuple(tuple(range(at, n_ranks * dp, dp)) for at in range(dp)))
+        stages = on_groups(stages, tuple(tuple(range(first, n_ranks * dp, dp)) for first in range(dp)))
     return pipelined_of(Problem(graph, cluster), pipeline).simulate(stages), stages
 
 
@@ -157,8 +157,10 @@ def _of_sweep(models: Any, run: Row, sweep: Rows) -> PublishedRow:
     pipeline = Pipeline("1f1b", dp * count, replicas=dp, shard_optimizer=dp > 1 and run["zero"] == 1)
     time, stages = simulated(graph, cluster, pipeline, models.rank_of_layers(sizes, pp))
     is_weight = np.array(graph.op_types) == "parameter"
-    kept = np.bincount(stages.device_of[is_weight], graph.resident_bytes[is_weight], cluster.n_devices)
-    peak_bytes = time.peak_bytes + WEIGHT_SHARE * kept * (dp > 1)
+    weight_bytes = np.bincount(
+        stages.device_of[is_weight], graph.resident_bytes[is_weight], cluster.n_devices
+    )
+    peak_bytes = time.peak_bytes + WEIGHT_SHARE * weight_bytes * (dp > 1)
     failed = run["tokens_s"] is None
     return PublishedRow(
         *("nanotron", run["model"], run["nodes"], dp, pp, run["zero"], mbs, count),

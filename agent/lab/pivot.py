@@ -140,11 +140,12 @@ def _value(row: Row, key: Key) -> Any:
 def _expanded(cells: tuple[str, Statistic] | Across, rows: Rows) -> list[tuple[str, Statistic]]:
     if not isinstance(cells, Across):
         return [cells]
-    return [(str(head), _of_head(cells, head)) for head in axis(_value(row, cells.key) for row in rows)]
+    across = cells
 
+    def of_head(head: Any) -> Statistic:
+        return lambda rows: across.cell([row for row in rows if _value(row, across.key) == head])
 
-def _of_head(across: Across, head: Any) -> Statistic:
-    return lambda rows: across.cell([row for row in rows if _value(row, across.key) == head])
+    return [(str(head), of_head(head)) for head in axis(_value(row, across.key) for row in rows)]
 
 
 def only(statistic: Statistic, **values: Any) -> Statistic:
@@ -181,7 +182,7 @@ def error(predicted: str, measured: str, quantile: float) -> Statistic:
     return cell
 
 
-def over(own: str, *others: str) -> Statistic:
+def over(ours: str, *others: str) -> Statistic:
     """Makes a statistic that formats the step of a placer over that of the best single one of others.
 
     The best has the least geometric mean of those that keep the budget everywhere; it is named if there are
@@ -189,27 +190,26 @@ def over(own: str, *others: str) -> Statistic:
     seeds; how often the placer found no feasible placement is said. Rows are trials, as `TrialRow` has them.
     """
 
+    def is_late(row: Row) -> bool:
+        return row["seconds"] is not None and row["cpu_s"] > LATE * row["seconds"]
+
     def cell(rows: Rows) -> str:
         of_placer = grouped(rows, lambda row: row["placer"])
         logs = {name: _logs(trials) for name, trials in of_placer.items()}
-        present = [name for name in others if name in logs and not any(map(_is_late, of_placer[name]))]
-        if own not in logs or not present:
+        present = [name for name in others if name in logs and not any(map(is_late, of_placer[name]))]
+        if ours not in logs or not present:
             return ""
         best = min(present, key=lambda name: np.mean([*logs[name].values()]))
-        pairs = {case: (log, logs[best].get(case, np.inf)) for case, log in logs[own].items()}
+        pairs = {case: (log, logs[best].get(case, np.inf)) for case, log in logs[ours].items()}
         both = [
             (family, problem, a - b) for (family, problem, _), (a, b) in pairs.items() if max(a, b) < np.inf
         ]
-        n_infeasible = sum(log == np.inf for log in logs[own].values())
+        n_infeasible = sum(log == np.inf for log in logs[ours].values())
         named = f" {best}" if len(others) > 1 else ""
         note = f", {n_infeasible} infeasible" if n_infeasible else ""
         return f"{nested_interval(both) if both else '-'}{named}{note}"
 
     return cell
-
-
-def _is_late(row: Row) -> bool:
-    return row["seconds"] is not None and row["cpu_s"] > LATE * row["seconds"]
 
 
 def _logs(rows: Rows) -> dict[tuple[str, Any, int], float]:

@@ -25,7 +25,7 @@ class Experiment:
         question: one line.
         tables: tables of the page.
         rows: name of the file of rows.
-        run: what makes the rows, with the settings of the page.
+        run: maker of the rows, with the settings of the page.
         quick: other settings of a run that only shows that it works, in about a minute.
     """
 

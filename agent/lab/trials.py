@@ -185,7 +185,6 @@ def _at(graph: OpGraph, granularity: str) -> OpGraph:
 
 
 def _is_for(graph: OpGraph, budget: Budget) -> bool:
-    """Says whether a graph is placed with a budget."""
     if budget.seconds is None:
         return True
     return budget.seconds >= LONG_S if graph.n_ops >= LARGE_OPS else budget.seconds <= LONGEST_S
@@ -214,10 +213,10 @@ def sealed_graphs(
     """Captures a draw of each family of the benchmark set, and reads one of each of the others.
 
     Args:
-        families: of which to draw.
-        first_seed: the draw, if it was not seen; a part of the set that was looked at is not to be used for a
-            test of what was seen there.
-        how_seen: what a policy was shown of a graph; if it saw the structure, the next draw is taken.
+        families: families to draw from.
+        first_seed: seed of the draw, if it was not seen; a part of the set that was looked at is not to be
+            used for a test of what was seen there.
+        how_seen: says how much of a graph a policy saw; if it saw the structure, the next draw is taken.
 
     Raises:
         InputError: an unknown family, a seed that is not sealed, or no draw is kept.
@@ -230,7 +229,7 @@ def sealed_graphs(
     def first_unseen(draws: Iterable[OpGraph]) -> OpGraph | None:
         return next((graph for graph in draws if how_seen(graph) == NOT_SEEN), None)
 
-    found = []
+    graphs = []
     for family in followed([name for name in ALL if name in families], "sealed graphs"):
         if family in FAMILIES:
             graph = first_unseen(capture_draw(family, seed) for seed in itertools.count(first_seed))
@@ -242,8 +241,8 @@ def sealed_graphs(
             raise InputError(
                 f"{KEPT.name} holds no draw of {family} from seed {first_seed} on; give another first seed"
             )
-        found.append(graph)
-    return found
+        graphs.append(graph)
+    return graphs
 
 
 @cache

@@ -37,8 +37,8 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
     Args:
         lr_schedule: learning rate by the share of the training that remains.
         make_policy: builds the policy; called once. The default is an untrained one.
-        threads: how many share the scoring of an update.
-        freeze_encoder: whether the graph encoder keeps its weights, so that each graph is encoded once.
+        threads: number of threads that share the scoring of an update.
+        freeze_encoder: the graph encoder keeps its weights, so that each graph is encoded once.
     """
 
     def __init__(
@@ -59,9 +59,8 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
     @property
     def learned(self) -> list[Tensor]:
         """The weights that an update changes."""
-        kept = self.placer.network.encoder.parameters() if self.freeze_encoder else ()
-        ids = {id(weight) for weight in kept}
-        return [weight for weight in self.parameters() if id(weight) not in ids]
+        frozen = {*self.placer.network.encoder.parameters()} if self.freeze_encoder else set()
+        return [weight for weight in self.parameters() if weight not in frozen]
 
     def save(self, path: str) -> None:
         """Refuses to save: without its problems, it has no observations to decide on.
@@ -110,7 +109,10 @@ class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes values (n, 1), log-probabilities (n,), entropies (n,) of a minibatch, with gradients."""
         logits, values = scores_in_threads(self.placer, obs, self.threads, encodes=not self.freeze_encoder)
-        log_probs = _log_probs(logits, action_masks)
+        if action_masks is not None:
+            allowed = torch.as_tensor(action_masks, dtype=torch.bool, device=logits.device)
+            logits = logits.masked_fill(~allowed.reshape(logits.shape), MASKED_LOGIT)
+        log_probs = logits.log_softmax(1)
         entropy = -(log_probs.exp() * log_probs).sum(1)
         return values[:, None], log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy
 
@@ -137,10 +139,3 @@ def check_scores(logits: Tensor, values: Tensor) -> None:
     """
     if not (logits.sum() + values.sum()).isfinite():
         raise FloatingPointError("the policy's scores are not finite")
-
-
-def _log_probs(logits: Tensor, action_masks: Masks) -> Tensor:
-    if action_masks is not None:
-        allowed = torch.as_tensor(action_masks, dtype=torch.bool, device=logits.device)
-        logits = logits.masked_fill(~allowed.reshape(logits.shape), MASKED_LOGIT)
-    return logits.log_softmax(1)

@@ -30,10 +30,17 @@ ASKED, OUT_OF_TIME = "asked to stop", "out of time"
 """Endings of a training, as `PlacementPPO.ending` says."""
 
 
-class UpdateCallback(BaseCallback):
-    """Acts on a `PlacementPPO` after each update, and before the first: `_on_update` says what it does."""
+class RolloutCallback(BaseCallback):
+    """Acts on a `PlacementPPO` between rollouts, and not after each step."""
 
     model: PlacementPPO
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class UpdateCallback(RolloutCallback):
+    """Acts on a `PlacementPPO` after each update, and before the first: `_on_update` says what it does."""
 
     def _on_training_start(self) -> None:
         self._ends = False
@@ -56,23 +63,18 @@ class UpdateCallback(BaseCallback):
     def _on_update(self) -> None:
         """Is called once for each number of updates, and again at the end of the training."""
 
-    def _on_step(self) -> bool:
-        return True
 
-
-class TimeLimit(BaseCallback):
+class TimeLimit(RolloutCallback):
     """Ends a training when its time is up, those of its earlier processes included; schedules end with it.
 
     The last rollouts are shortened so that their updates end in time; one update is made in any case. Time to
     compile does not count.
 
     Args:
-        seconds: infinite for none.
-        group: the workers; all go by the time of the first.
+        seconds: limit, infinite for none.
+        group: workers, which go by the time of the first.
         paused_s: returns seconds spent on other things than updates, as evaluations.
     """
-
-    model: PlacementPPO
 
     def __init__(
         self, seconds: float, group: WorkerGroup = SOLO, paused_s: Callable[[], float] = lambda: 0.0
@@ -124,19 +126,14 @@ class TimeLimit(BaseCallback):
         for name, seconds in ((WALL_S, self.wall_s), (CPU_S, self.cpu_s)):
             self.logger.record(name, seconds, exclude="tensorboard")
 
-    def _on_step(self) -> bool:
-        return True
 
-
-class StopWhen(BaseCallback):
+class StopWhen(RolloutCallback):
     """Ends a training after an update when it is asked to.
 
     Args:
         is_asked: says whether to stop; looked at before each rollout.
-        group: the workers; all stop if one is asked.
+        group: workers; all stop if one is asked.
     """
-
-    model: PlacementPPO
 
     def __init__(self, is_asked: Callable[[], bool], group: WorkerGroup = SOLO) -> None:
         super().__init__()
@@ -145,9 +142,6 @@ class StopWhen(BaseCallback):
     def _on_rollout_start(self) -> None:
         if any_worker(self._group, self._is_asked()):
             self.model.ending = ASKED
-
-    def _on_step(self) -> bool:
-        return True
 
 
 class AverageWeights(UpdateCallback):
@@ -231,7 +225,7 @@ class Checkpoints(UpdateCallback):
         folder: takes the newest checkpoints, each a file for `PlacementPPO.load`.
         every: updates between two checkpoints.
         run: JSON values that a training resumed from them has as well.
-        group: the workers; the first saves, and the weights of all are compared.
+        group: workers; the first saves, and the weights of all are compared.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Checkpoint:
     """All that a training needs to resume: tensors by name, and JSON values.
 
     Attributes:
-        path: the file that it was read from, if it was.
+        path: file that it was read from, if it was.
     """
 
     tensors: Mapping[str, Tensor]
@@ -82,7 +82,7 @@ class CheckpointFolder:
         """Reads the newest checkpoint that can be read, or returns None if there is no checkpoint.
 
         Args:
-            announce: told, if that is not the newest one, what is wrong with that and which is used.
+            announce: called, if that is not the newest one, with what is wrong and which is used.
 
         Raises:
             CheckpointError: there are some, but each is damaged, foreign or of another version.
@@ -171,7 +171,10 @@ def _read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            _check_format(path, metadata.get("format", ""))
+            if (format := metadata.get("format", "")) != FORMAT:
+                is_ours = format.startswith(f"{FORMAT.partition('/')[0]}/")
+                other = f"format is {format!r}, not {FORMAT!r}, so it is of another version"
+                raise CheckpointError(f"{path}: {other if is_ours else f'is no {FORMAT} file'}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         text, checksum = metadata["state"], metadata["sha256"]
     except KeyError as error:
@@ -187,14 +190,6 @@ def _read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a state that is no JSON object")
     return tensors, state
-
-
-def _check_format(path: Path, found: str) -> None:
-    if found == FORMAT:
-        return
-    if found.startswith(f"{FORMAT.partition('/')[0]}/"):
-        raise CheckpointError(f"{path}: format is {found!r}, not {FORMAT!r}, so it is of another version")
-    raise CheckpointError(f"{path}: is no {FORMAT} file")
 
 
 def _checksum(tensors: Arrays, state: str) -> str:

@@ -60,12 +60,12 @@ class CompareWithSearch(UpdateCallback):
     before the first update. In TensorBoard it arranges the curves.
 
     Args:
-        problems: others than those that the policy learns from.
+        problems: problems that the policy does not learn from.
         validation: further ones, which help to choose the policy that is kept.
-        trained_on: those that the policy learns from, or some; by default up to 16 of its environment.
+        trained_on: problems that the policy learns from; by default up to 16 of its environment.
         every: most updates between two comparisons.
-        order: of the decisions, or several, among which the problems are divided.
-        average: whose policy is compared in place of the model's.
+        order: visiting order, or several, among which the problems are divided.
+        average: callback whose policy is compared in place of the model's.
         reward: says what a step takes.
         most_s: seconds of all comparisons, beyond which only every `every`-th update is compared.
         references: file that keeps what annealing finds.
@@ -74,7 +74,7 @@ class CompareWithSearch(UpdateCallback):
     Attributes:
         orders: names of the orders.
         ratios: step times over the fastest single device's, by use of the problems, at the last comparison.
-        first, last: the numbers logged first and last.
+        first, last: numbers logged first and last.
         paused_s: seconds that comparisons of this process took.
     """
 
@@ -223,12 +223,12 @@ class KeepPolicy(UpdateCallback):
     from is a candidate as well: one that is at all worse never replaces it.
 
     Args:
-        compare: whose ratios decide; it comes before this callback.
-        card: what the policy's file says of it.
+        compare: callback whose ratios decide; it comes before this one.
+        card: content of the policy's file.
 
     Attributes:
         best_score: geometric mean of the step time over that of one device, by the policy that is kept.
-        best_decisions: when it was reached; 0 = at the start.
+        best_decisions: decisions until it was reached; 0 = at the start.
     """
 
     def __init__(self, compare: CompareWithSearch, folder: Path, card: PolicyCard) -> None:
@@ -275,7 +275,7 @@ def is_better(logs: ArrayLike, others: ArrayLike, slack: float = 0.0) -> bool:
     """Says whether the mean of some logarithms is less than that of others.
 
     Args:
-        logs, others: of the ratios of two policies on the same graphs, (n,) each.
+        logs, others: logarithms of the ratios of two policies on the same graphs, (n,) each.
         slack: standard errors of the mean difference by which the first may be greater.
     """
     behind = np.subtract(logs, others)
@@ -286,7 +286,7 @@ class DrawPlacement(UpdateCallback):
     """Logs a picture of a graph's step as the policy places it, before the training and at each comparison.
 
     Args:
-        compare: whose policy places, and whose graph is placed; it comes before this callback.
+        compare: callback whose policy places a graph of its; it comes before this one.
     """
 
     def __init__(self, compare: CompareWithSearch) -> None:

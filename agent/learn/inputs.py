@@ -17,7 +17,7 @@ from agent.policy.starts import start_names
 from envs.cluster.presets import RANDOM, get_cluster
 from envs.placement import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
-from envs.runtime.step_timer import MeasuredStepTimer
+from envs.runtime.step_meter import MeasuredStepTimer
 from graphs.orders import ORDERS
 from graphs.split import Split
 from graphs.system.folders import policy_folder
@@ -29,7 +29,7 @@ class Inputs:
     """The inputs that were read.
 
     Attributes:
-        policy: to start from, if the configuration names one.
+        policy: policy to start from, if the configuration names one.
         seen: name, family and hash of each graph that this policy was trained on or chosen by.
         left_out: graphs without a feasible placement, a text for each cluster.
         step_timer: measures placements, if measured step times are learned from.
@@ -45,7 +45,7 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     """Looks up all that a configuration names, so that a mistake is found before anything is written.
 
     Args:
-        runnable: the model of the configuration, if measured step times are learned from.
+        runnable: model of the configuration, if measured step times are learned from.
 
     Raises:
         ConfigError: an unknown encoder, start or torch device, or nothing to learn.
@@ -59,12 +59,18 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     _check_measured(config)
     for cluster in [name for name in config.cluster if name != RANDOM]:
         get_or_measure_cluster(cluster)
-    stored = read_policy(policy_folder(config.init)) if config.init else None
+    stored, timer = read_policy(policy_folder(config.init)) if config.init else None, None
+    if config.reward == MEASURED:
+        assert runnable is not None, "a context that measures gives the model"
+        clusters = [get_cluster(cluster) for cluster in config.cluster]
+        timer = MeasuredStepTimer(
+            runnable, clusters, n_steps=config.measured_steps, timeout_s=config.measure_timeout
+        )
     return Inputs(
         policy=stored.policy() if stored else None,
         seen=stored.card.seen if stored else (),
         left_out=tuple(left_out(graphs, config)),
-        step_timer=_step_timer(config, runnable),
+        step_timer=timer,
     )
 
 
@@ -79,16 +85,6 @@ def _check_measured(config: TrainConfig) -> None:
         raise ConfigError(f"--reward measured needs --mdp {CONSTRUCT}")
     if config.randomizations:
         raise ConfigError("--reward measured runs on this machine; leave out --randomizations")
-
-
-def _step_timer(config: TrainConfig, runnable: RunnableModel | None) -> MeasuredStepTimer | None:
-    if config.reward != MEASURED:
-        return None
-    assert runnable is not None, "a context that measures gives the model"
-    clusters = [get_cluster(cluster) for cluster in config.cluster]
-    return MeasuredStepTimer(
-        runnable, clusters, n_steps=config.measured_steps, timeout_s=config.measure_timeout
-    )
 
 
 def _check_names(config: TrainConfig) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from os import PathLike
 from pathlib import Path
@@ -79,16 +78,16 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
 
     Args:
         policy: "PlacementPolicy"; `policy_kwargs` are those of the class of that name.
-        advantage, share: as `PerGraphRolloutBuffer` takes them.
-        group: the workers that train the policy together, each on minibatches of its own; gradients are
-            averaged, and clipped then.
-        arguments: as `MaskablePPO` takes them, and `ent_coef` may be a schedule. The defaults are those of
+        advantage, share: see `PerGraphRolloutBuffer`.
+        group: workers that train the policy together, each on minibatches of its own; gradients are averaged,
+            and clipped then.
+        arguments: see `MaskablePPO`, and `ent_coef` may be a schedule. The defaults are those of
             `train_agent.py`, without its schedules.
 
     Attributes:
         updates: number of updates made.
-        ending: why a callback ends the training before the next rollout, which it sets in `on_rollout_start`;
-            empty = it does not.
+        ending: reason for which a callback ends the training before the next rollout, which it sets in
+            `on_rollout_start`; empty = it does not.
         time_remaining: fraction of the time limit that remains, 0 to 1; schedules follow it where it is less
             than that of the decisions.
 
@@ -116,28 +115,28 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         checked(ConfigError, "seed", arguments.get("seed"), int, NoneType, least=0, most=2**32 - 1)
         if unknown := arguments.keys() - signature(MaskablePPO).parameters.keys():
             raise ConfigError(f"unknown argument '{min(unknown)}'; use those of MaskablePPO, or advantage")
-        given = settings_of(DEFAULTS) | arguments
-        self._entropy_schedule = given["ent_coef"] if callable(given["ent_coef"]) else None
-        numbers = {field: given[name] for name, field in FIELDS.items() if not callable(given[name])}
+        settings = settings_of(DEFAULTS) | arguments
+        self._entropy_schedule = settings["ent_coef"] if callable(settings["ent_coef"]) else None
+        numbers = {field: settings[name] for name, field in FIELDS.items() if not callable(settings[name])}
         replace(DEFAULTS, **numbers, advantage=advantage, share=share)  # checks them
         if self._entropy_schedule:
-            given["ent_coef"] = self._entropy_schedule(1.0)
-        plain = {name: value for name, value in given.items() if isinstance(value, int | float | str)}
+            settings["ent_coef"] = self._entropy_schedule(1.0)
+        plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str)}
         self._plain = {**plain, "advantage": advantage, "share": share}
-        self.group, self._norm = group, given["max_grad_norm"]
+        self.group, self._norm = group, settings["max_grad_norm"]
         self.updates, self.ending, self.time_remaining = 0, "", 1.0
         self.stateful_callbacks: list[Stateful] = []
         self._saved: Checkpoint | None = None
         self._has_row = False
         if group.size > 1:
-            given["max_grad_norm"] = math.inf
+            settings["max_grad_norm"] = math.inf
         super().__init__(
             policy,
             env,
             rollout_buffer_class=PerGraphRolloutBuffer,
             rollout_buffer_kwargs={"advantage": advantage, "share": share},
             policy_kwargs=dict(policy_kwargs or {}),
-            **given,
+            **settings,
         )
         self._show_problems()
 
@@ -162,15 +161,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
     ) -> Self:
         """Learns from decisions, as `MaskablePPO.learn` does."""
         self.ending, self.time_remaining = "", 1.0
-        super().learn(
-            total_timesteps,
-            callback,
-            log_interval,
-            tb_log_name,
-            reset_num_timesteps,
-            use_masking,
-            progress_bar,
-        )
+        how = tb_log_name, reset_num_timesteps, use_masking, progress_bar
+        super().learn(total_timesteps, callback, log_interval, *how)
         self.log_row()
         return self
 
@@ -182,8 +174,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         self._last_obs = None
         total, callbacks = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *others)
         flat = callbacks.callbacks if isinstance(callbacks, CallbackList) else [callbacks]
-        self.stateful_callbacks = [each for each in flat if isinstance(each, Stateful)]
-        names = [type(each).__name__ for each in self.stateful_callbacks]
+        self.stateful_callbacks = [listed for listed in flat if isinstance(listed, Stateful)]
+        names = [type(listed).__name__ for listed in self.stateful_callbacks]
         if (repeated := first_repeated(names)) is not None:
             raise ConfigError(f"callback has two {repeated}, whose names and states are the same; use one")
         if self._saved is not None and not reset_num_timesteps:
@@ -310,14 +302,14 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
 
     def _tell(self, callback: BaseCallback, ended: Sequence[Ended]) -> bool:
         """Tells the callbacks of each step of a rollout; returns whether they want to go on."""
-        buffer, at = self.rollout_buffer, 0
-        in_time = sorted(ended, key=lambda each: each.row)
+        buffer, n_told = self.rollout_buffer, 0
+        in_time = sorted(ended, key=lambda end: end.row)
         for row in range(buffer.buffer_size):
             self.num_timesteps += self.n_envs * self.group.size
             infos, dones = [dict[str, Any]()] * self.n_envs, np.zeros(self.n_envs, dtype=np.bool_)
-            while at < len(in_time) and in_time[at].row == row:
-                infos[in_time[at].place], dones[in_time[at].place] = in_time[at].info, True
-                at += 1
+            while n_told < len(in_time) and in_time[n_told].row == row:
+                infos[in_time[n_told].place], dones[in_time[n_told].place] = in_time[n_told].info, True
+                n_told += 1
             actions, rewards = buffer.actions[row].reshape(-1), buffer.rewards[row]
             callback.update_locals(
                 {"self": self, "actions": actions, "rewards": rewards, "dones": dones, "infos": infos}
@@ -394,8 +386,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         The folder is one for `evaluate.py --policy`, `train_agent.py --init` and `load_policy`, too.
 
         Args:
-            path: of the folder; an ending `.zip` is left out.
-            exclude, include: of no effect; SB3 passes them.
+            path: folder; an ending `.zip` is left out.
+            exclude, include: no effect; SB3 passes them.
         """
         folder, placer = _folder(path), self.policy.placer
         folder.mkdir(parents=True, exist_ok=True)
@@ -411,8 +403,8 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         `learn(..., reset_num_timesteps=False)` continues the training, and callbacks of the same classes.
 
         Args:
-            env: over any problems.
-            arguments: in place of those of the saved model, and those that are functions, as schedules.
+            env: environment over any problems.
+            arguments: replace those of the saved model; also functions, as schedules.
 
         Raises:
             CheckpointError, PolicyFileError: a file that is missing, damaged, foreign or of another save.
@@ -428,10 +420,12 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         with restoring(saved):
             if not is_file:
                 check_policy(load_policy(_folder(path)).network, saved)
-            given = {**saved.state["arguments"], **arguments}
-            policy_kwargs = {"make_policy": partial(_policy_of, saved), **saved.state["policy_kwargs"]}
-            given["policy_kwargs"] = {**policy_kwargs, **arguments.get("policy_kwargs", {})}
-            model = cls("PlacementPolicy", env, **given)
+            settings = {**saved.state["arguments"], **arguments}
+            shape, mdp = current_shape(**saved.state["shape"]), MdpConfig(**saved.state["mdp"])
+            policy_kwargs = {"make_policy": lambda: Policy(PlacementNetwork(shape), mdp)}
+            policy_kwargs |= saved.state["policy_kwargs"]
+            settings["policy_kwargs"] = {**policy_kwargs, **arguments.get("policy_kwargs", {})}
+            model = cls("PlacementPolicy", env, **settings)
             restore(model, saved)
         model._saved = saved
         return model
@@ -446,11 +440,6 @@ def _check_finite(**numbers: float) -> None:
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise FloatingPointError(f"the {name.replace('_', ' ')} is {number}")
-
-
-def _policy_of(saved: Checkpoint) -> Policy:
-    """Makes the policy of a checkpoint; its weights come later."""
-    return Policy(PlacementNetwork(current_shape(**saved.state["shape"])), MdpConfig(**saved.state["mdp"]))
 
 
 def _problems_of(env: Any) -> list[Problem]:

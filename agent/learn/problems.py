@@ -49,12 +49,12 @@ def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) ->
     Raises:
         GranularityError: a graph without module paths.
     """
-    found = []
+    placed = []
     for graph in graphs:
         for granularity in granularities:
             name = graph.name if granularity == "op" else f"{graph.name} by {granularity}"
-            found.append(replace(with_granularity(graph, granularity), name=name))
-    return found
+            placed.append(replace(with_granularity(graph, granularity), name=name))
+    return placed
 
 
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
@@ -93,6 +93,6 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
         if not problem.is_feasible:
             names.setdefault(problem.cluster.name, []).append(problem.graph.name)
     return [
-        f"{cluster}: {', '.join(found[:2])}" + f" and {len(found) - 2} more" * (len(found) > 2)
-        for cluster, found in names.items()
+        f"{cluster}: {', '.join(infeasible[:2])}" + f" and {len(infeasible) - 2} more" * (len(infeasible) > 2)
+        for cluster, infeasible in names.items()
     ]

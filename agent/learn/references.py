@@ -35,8 +35,8 @@ def annealed_s(problems: Sequence[Problem], tell: Callable[[float], None] = lamb
     """
 
     def search(problem: Problem) -> float:
-        found = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
-        return found.step_time.total_s if found.feasible else problem.scale_s
+        result = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
+        return result.step_time.total_s if result.feasible else problem.scale_s
 
     total_s: list[float] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -58,8 +58,8 @@ def annealing_s(
     """
     keys = [f"{problem.graph.name} on {problem.cluster.name}" for problem in problems]
     try:
-        if path is not None and (kept := _read(path, keys)) is not None:
-            return kept
+        if path is not None and (stored_s := _read(path, keys)) is not None:
+            return stored_s
     except FileFormatError as error:
         announce(f"{error}; its content will be computed again", 0.0)
     activity = f"annealing {len(problems)} graphs to compare with"
@@ -87,6 +87,6 @@ def _read(path: Path, keys: Sequence[str]) -> list[float] | None:
             raise FileFormatError(f"{where}: holds a row of {len(row)} values; expected a name and seconds")
         names.append(json_fields.text(row[0], where))
         found_s.append(json_fields.number(row[1], where))
-    if any(each <= 0 for each in found_s):
+    if any(step_s <= 0 for step_s in found_s):
         raise FileFormatError(f"{where}: holds a step time that is not positive")
     return found_s if names == list(keys) else None

@@ -70,7 +70,7 @@ def collect(env: PlacementVecEnv, heads: Heads, critic: CriticArrays, decisions:
 
     Args:
         heads: called when episodes have begun.
-        critic: of the policy.
+        critic: weights of the policy's critic.
         decisions: rows to fill; `starts` is 0.
 
     Returns:
@@ -116,8 +116,8 @@ def roll_out(
     """Takes decisions in some episodes in a row, in each until it is done or its rows are full.
 
     Args:
-        packed, episodes, scratch, rules, first, observation, result: as of `step_episodes`.
-        draws: of these episodes, as of `choose`, (n_episodes, n_steps).
+        packed, episodes, scratch, rules, first, observation, result: see `step_episodes`.
+        draws: draws of these episodes, see `choose`, (n_episodes, n_steps).
         head: `HeadArrays`, with contexts of both heads. critic: `CriticArrays`.
         state: `WalkState`; rows of the episodes are written.
         n_taken: number of rows that are full, int64 (n,); written.
@@ -127,22 +127,21 @@ def roll_out(
     for row in range(len(draws)):
         e = first + row
         while n_taken[e] < n_steps and not result.done[e] and state.is_finite[e]:
-            at = n_taken[e]
-            decisions.problem[at, e] = observation.problem[e, 0]
-            decisions.op[at, e] = observation.op[e, 0]
-            copy(observation.mask[e], decisions.mask[at, e])
+            i = n_taken[e]
+            decisions.problem[i, e] = observation.problem[e, 0]
+            decisions.op[i, e] = observation.op[e, 0]
+            copy(observation.mask[e], decisions.mask[i, e])
             for device in range(observation.devices.shape[1]):
-                copy(observation.devices[e, device], decisions.devices[at, e, device])
-            decisions.action[at, e] = decide(
-                packed, episodes, scratch, rules, e, draws[row, at], observation, result, head, state
+                copy(observation.devices[e, device], decisions.devices[i, e, device])
+            decisions.action[i, e] = decide(
+                packed, episodes, scratch, rules, e, draws[row, i], observation, result, head, state
             )
-            decisions.log_prob[at, e] = log_prob(
-                state.scratch.logits[e], decisions.mask[at, e], decisions.action[at, e]
+            logits = state.scratch.logits[e]
+            decisions.log_prob[i, e] = log_prob(logits, decisions.mask[i, e], decisions.action[i, e])
+            decisions.value[i, e] = state_value(
+                head, critic, state.scratch, e, decisions.problem[i, e], decisions.op[i, e]
             )
-            decisions.value[at, e] = state_value(
-                head, critic, state.scratch, e, decisions.problem[at, e], decisions.op[at, e]
-            )
-            decisions.reward[at, e] = result.reward[e]
+            decisions.reward[i, e] = result.reward[e]
             n_taken[e] += 1
 
 
@@ -174,7 +173,7 @@ def state_value(head, critic, scratch, e, problem, op):
     Args:
         head: `HeadArrays`, with contexts of both heads. critic: `CriticArrays`.
         scratch: `HeadScratch` as `score` left it; `first` and `second` are written.
-        e, problem, op: as of `score`.
+        e, problem, op: see `score`.
     """
     first, second = scratch.first[e], scratch.second[e]
     row = head.row_of[head.first_op[problem] + op]

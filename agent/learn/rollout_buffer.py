@@ -34,8 +34,8 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
     2010.16011), here on top of generalised advantage estimation.
 
     Args:
-        share: of the decisions, which is learned from. Those with great advantages are likelier chosen, and
-            the others weigh more in return: that keeps the expected gradient, and most of what it says.
+        share: share of the decisions that is learned from. Those with great advantages are likelier chosen,
+            and the others weigh more in return: that keeps the expected gradient, and most of what it says.
         advantage: "op" for both; "graph" for the units alone; "batch" for the units of the whole rollout.
     """
 
@@ -67,8 +67,8 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         """Computes what follows from the decisions of a rollout.
 
         Args:
-            last_values: of what is observed after the last decisions, float32 (n_envs, 1).
-            ended: whether these ended an episode, bool (n_envs,).
+            last_values: values of what is observed after the last decisions, float32 (n_envs, 1).
+            ended: True where these ended an episode, bool (n_envs,).
         """
         self.action_masks[:] = self.observations["mask"]
         self.pos, self.full = self.buffer_size, True
@@ -84,13 +84,10 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         if self._advantage == "op":
             advantages = less_others(problem * (op.max() + 1) + op, advantages)
         group = np.zeros_like(problem) if self._advantage == "batch" else problem
-        self._weigh(normalise_within(group, advantages))
-
-    def _weigh(self, advantages: NDArray[np.float32]) -> None:
-        """Chooses the decisions to learn from, and weighs their advantages so that sums stay unbiased."""
+        advantages = normalise_within(group, advantages)
         chances = chances_of(advantages, self._share)
         self._chosen = draw_systematically(chances.T.ravel())
-        weighed = advantages / np.maximum(chances, np.float32(1e-6))
+        weighed = advantages / np.maximum(chances, np.float32(1e-6))  # so that sums stay unbiased
         self.advantages: NDArray[np.float32] = weighed.astype(np.float32)
 
     def get(self, batch_size: int | None = None) -> Iterator[MaskableDictRolloutBufferSamples]:
@@ -142,7 +139,7 @@ def draw_systematically(chances: NDArray[np.float32]) -> NDArray[np.int64]:
     Source: systematic sampling (Madow 1949), here of a random permutation.
 
     Args:
-        chances: at most 1, (n,).
+        chances: chances of at most 1, (n,).
 
     Returns:
         Indices, int64.
@@ -159,8 +156,8 @@ def chances_of(advantages: NDArray[np.float32], share: float) -> NDArray[np.floa
     gradient (Katharopoulos and Fleuret 2018, arXiv 1803.00942).
 
     Args:
-        advantages: float32, any shape.
-        share: above 0, at most 1.
+        advantages: advantages, float32, any shape.
+        share: mean of the chances, above 0, at most 1.
     """
     sizes = np.abs(advantages)
     if share >= 1 or not sizes.any():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -58,11 +58,12 @@ def restore(ppo: Saved, checkpoint: Checkpoint) -> None:
     """
     tensors, state = checkpoint.tensors, checkpoint.state
     ppo.policy.load_state_dict(under("policy/", tensors))
-    slots: dict[int, dict[str, Tensor]] = {}
+    slots, weights = dict[int, dict[str, Tensor]](), list(ppo.policy.parameters())
     for name, tensor in under("optimizer/", tensors).items():
         index, slot = name.split("/")
         slots.setdefault(int(index), {})[slot] = tensor
-    _check_slots(slots, list(ppo.policy.parameters()))
+        if tensor.shape not in (weights[int(index)].shape, ()):  # torch would find that much later
+            raise ValueError(f"optimizer/{name} has the shape {tuple(tensor.shape)}")
     groups = ppo.policy.optimizer.state_dict()["param_groups"]
     ppo.policy.optimizer.load_state_dict({"state": slots, "param_groups": groups})
     ppo.num_timesteps, ppo.updates, ppo._n_updates = state["timesteps"], state["updates"], state["epochs"]
@@ -94,11 +95,3 @@ def check_policy(network: nn.Module, checkpoint: Checkpoint) -> None:
                 f"{checkpoint.path}: was not saved with the policy beside it ({name} differs); "
                 "put the files of one save together, or read the policy alone with load_policy"
             )
-
-
-def _check_slots(slots: Mapping[int, Mapping[str, Tensor]], weights: Sequence[Tensor]) -> None:
-    """Checks the optimizer's tensors, by index of the weights; torch would find a wrong shape much later."""
-    for index, by_slot in slots.items():
-        for slot, tensor in by_slot.items():
-            if tensor.shape not in (weights[index].shape, ()):
-                raise ValueError(f"optimizer/{index}/{slot} has the shape {tuple(tensor.shape)}")

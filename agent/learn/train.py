@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,11 +53,11 @@ class Context(Protocol):
     Attributes:
         device: torch device of the network.
         folder: takes the policy, and what is measured.
-        graphs: what to train, validate and report on.
+        graphs: graphs to train, validate and report on.
         checkpoints: folder to resume from and to save to.
-        runnable: the model to run, if measured step times are learned from.
-        group: the workers that train together; `SOLO` for one process.
-        outputs: of the logger; those of the first worker get all numbers.
+        runnable: model to run, if measured step times are learned from.
+        group: workers that train together; `SOLO` for one process.
+        outputs: outputs of the logger; those of the first worker get all numbers.
         callbacks: further ones, after those that compare and keep.
     """
 
@@ -89,11 +88,11 @@ class Result:
         best_score: geometric mean of the greedy step time over that of one device, on the graphs for training
             and validation and the clusters as they are, by the policy that was kept. Infinite in a worker
             that is not the first.
-        best_timesteps: when that policy was found; 0 = at the start.
-        finished: whether it used up its decisions or its time, rather than being stopped.
+        best_timesteps: decisions until that policy was found; 0 = at the start.
+        finished: it used up its decisions or its time, rather than being stopped.
         gains: `GAINS` before and after training, each greedy.
         cut_short: decisions made of those asked for, where time ended it; else empty.
-        failure: why it ended, if it diverged; one line.
+        failure: reason for its end, if it diverged; one line.
     """
 
     timesteps: int
@@ -125,7 +124,7 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
     folder whenever a better one is found.
 
     Args:
-        inputs: what `read_inputs` returned, if it was called before.
+        inputs: result of `read_inputs`, if it was called before.
 
     Raises:
         ValueError: what `read_inputs` raises, or a file of the run that cannot be read or is not of it.
@@ -139,9 +138,20 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
         problems = training_problems(context.graphs.train, config, context.seed)
         saved = context.checkpoints.latest(lambda line: context.announce(line, 0.0))
         model = _make_model(config, context, inputs, problems, reward, saved)
-        average = AverageWeights(config.ema_decay)
+        average, graphs = AverageWeights(config.ema_decay), context.graphs
         n_compared = _n_compared(config, saved)
-        compare = _comparison(config, context, problems, average, reward, n_compared)
+        compare = CompareWithSearch(  # on randomized clusters a few graphs out of memory would decide
+            some(validation_problems(graphs.held_out, config), n_compared),
+            validation=some(validation_problems(graphs.validation, config), n_compared),
+            trained_on=some(validation_problems(graphs.train, config) or problems, n_compared),
+            every=config.eval_every,
+            order=config.order,
+            average=average,
+            reward=reward,
+            most_s=COMPARING * config.limit_s,
+            references=context.folder / REFERENCES,
+            announce=context.announce,
+        )
         limit = TimeLimit(config.limit_s, group, lambda: compare.paused_s)
         keep = KeepPolicy(compare, context.folder, _card(config, context, inputs, model))
         run = {**_identity(config, problems), "n_compared": n_compared}
@@ -199,44 +209,18 @@ def _make_model(
     if saved is not None and saved.path is not None:
         model = PlacementPPO.load(saved.path, env, policy_kwargs=kwargs, **settings)
     else:
-        kwargs["make_policy"] = partial(_first_policy, config, inputs.policy, mdp)
+        shape = current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
+        kwargs["make_policy"] = lambda: Policy(
+            inputs.policy.network if inputs.policy is not None else PlacementNetwork(shape), mdp
+        )
         model = PlacementPPO("PlacementPolicy", env, policy_kwargs=kwargs, **settings)
     model.set_logger(Logger(folder=None, output_formats=list(context.outputs)))
     return model
 
 
-def _first_policy(config: TrainConfig, policy: Policy | None, mdp: MdpConfig) -> Policy:
-    shape = current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
-    return Policy(policy.network if policy is not None else PlacementNetwork(shape), mdp)
-
-
 def _linear(first: float, last: float) -> Callable[[float], float]:
     """Makes a schedule that goes from one value to another while the remaining progress goes from 1 to 0."""
     return lambda remaining: last + (first - last) * remaining
-
-
-def _comparison(
-    config: TrainConfig,
-    context: Context,
-    problems: list[Problem],
-    average: AverageWeights,
-    reward: Reward,
-    most: int,
-) -> CompareWithSearch:
-    """Compares on the clusters as they are: on randomized ones a few graphs out of memory would decide."""
-    graphs = context.graphs
-    return CompareWithSearch(
-        some(validation_problems(graphs.held_out, config), most),
-        validation=some(validation_problems(graphs.validation, config), most),
-        trained_on=some(validation_problems(graphs.train, config) or problems, most),
-        every=config.eval_every,
-        order=config.order,
-        average=average,
-        reward=reward,
-        most_s=COMPARING * config.limit_s,
-        references=context.folder / REFERENCES,
-        announce=context.announce,
-    )
 
 
 def _n_compared(config: TrainConfig, saved: Checkpoint | None) -> int:

@@ -107,8 +107,7 @@ def check_same(group: WorkerGroup, tensors: Iterable[Tensor]) -> None:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    own = torch.tensor([list(digest.digest())], dtype=torch.uint8)
-    digests = group.gather(own)
+    digests = group.gather(torch.tensor([list(digest.digest())], dtype=torch.uint8))
     other = [str(rank) for rank, row in enumerate(digests) if not torch.equal(row, digests[FIRST])]
     if other:
         raise WorkersDifferError(

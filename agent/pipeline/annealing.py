@@ -60,7 +60,7 @@ def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
     if all(score[OVER_BYTES] for score, _ in scored) and search.left and search.seconds_left > PROGRAMME_S:
         pipedream(search, rng)
         scored.append((search.best_score, _best(search)))
-    scored.sort(key=lambda each: each[0])
+    scored.sort(key=lambda pair: pair[0])
     for _, cuts in scored:
         descend(search, cuts, SHARES[1])
     anneal(search, _best(search), rng)
@@ -82,7 +82,7 @@ def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
 def _alike(search: PipelineSearch) -> IntArray:
     """A number for each device, equal for devices with equal times and memory whose links are equal too."""
     cluster = search.problem.cluster
-    links = (np.sort(each, axis=1).T for each in (cluster.bytes_per_s, cluster.latency_s))
+    links = (np.sort(matrix, axis=1).T for matrix in (cluster.bytes_per_s, cluster.latency_s))
     return kinds(np.vstack([search.problem.single_device_s, cluster.memory_bytes, *links]))[1]
 
 
@@ -92,9 +92,9 @@ def _orders(
     """Yields at most `MOST_ORDERS` orders of so many devices that are not alike."""
     n_devices, seen = search.problem.n_devices, set()
     fastest = sorted(range(n_devices), key=lambda device: search.problem.single_device_s[device])
-    everything = math.perm(n_devices, n_ranks) <= 5_000
-    found = permutations(fastest, n_ranks) if everything else _draws(fastest, n_ranks, rng)
-    for order in found:
+    are_few = math.perm(n_devices, n_ranks) <= 5_000
+    orders = permutations(fastest, n_ranks) if are_few else _draws(fastest, n_ranks, rng)
+    for order in orders:
         key = tuple(alike[list(order)].tolist())
         if key not in seen:
             seen.add(key)

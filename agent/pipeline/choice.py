@@ -26,7 +26,7 @@ def wanted_pipeline(request: Request) -> Pipeline:
     """Makes the pipeline of a request.
 
     Raises:
-        PipelineError: as `Request.wanted` has it.
+        PipelineError: see `Request.wanted`.
     """
     split, pipeline = request.split, request.pipeline
     count = pipeline.microbatches if isinstance(pipeline, Pipeline) else request.microbatches
@@ -41,11 +41,11 @@ def wanted_pipeline(request: Request) -> Pipeline:
     replicas = number_or_auto("replicas", request.replicas, "number")
     if None not in (split, count) and split != count:
         raise PipelineError(f"split is {split}, but the pipeline has {count} microbatches; give one of them")
-    given = [each for each in (count, split) if isinstance(each, int)]
+    counts = [number for number in (count, split) if isinstance(number, int)]
     if isinstance(pipeline, Pipeline):
         return pipeline
     others = {"replicas": 1 if replicas is None else replicas, "shard_optimizer": request.shard_optimizer}
-    return Pipeline(pipeline, *given[:1], **others)  # type: ignore[arg-type]
+    return Pipeline(pipeline, *counts[:1], **others)  # type: ignore[arg-type]
 
 
 def to_try(request: Request, inputs: Any, n_devices: int) -> list[Pipeline]:
@@ -63,9 +63,9 @@ def to_try(request: Request, inputs: Any, n_devices: int) -> list[Pipeline]:
     schedules = CHOSEN_FROM if wanted.schedule == AUTO else (wanted.schedule,)
     numbers = [number for number in range(1, n_devices + 1) if n_devices % number == 0]
     return [
-        replace(wanted, schedule=each, microbatches=count, replicas=number)
+        replace(wanted, schedule=schedule, microbatches=count, replicas=number)
         for count in counts
-        for each in schedules
+        for schedule in schedules
         for number in (numbers if wanted.replicas == AUTO else [wanted.replicas])
         if wanted.replicas != AUTO or count % int(number) == 0
     ]
@@ -104,26 +104,26 @@ def try_each(
     If there are several, each is reported; those that the graph or the cluster cannot run are left out.
 
     Args:
-        budget: of all together; by default that of the request.
+        budget: budget of all together; by default that of the request.
     """
     pipelines = to_try(request, inputs, cluster.n_devices)
     share = (budget or request.limits).shared(len(pipelines))
-    found, refused = list[PlacementResult](), list[PipelineError | InfeasibleError]()
+    results, refused = list[PlacementResult](), list[PipelineError | InfeasibleError]()
     for number, pipeline in enumerate(pipelines, start=1):
         try:
             objective = objective_of(graph_of(pipeline.microbatches), cluster, pipeline)
             objective.check_feasible()
-            found.append(place(objective, share))
+            results.append(place(objective, share))
         except (PipelineError, InfeasibleError) as error:
             refused.append(error)
             told = f"cannot run: {error}"
         else:
-            told = words_on(found[-1])
+            told = words_on(results[-1])
         if len(pipelines) > 1:
             print(f"pipeline {number} of {len(pipelines)}: {told}", file=sys.stderr)
-    if not found:
+    if not results:
         raise refused[0]
-    return sorted(found, key=lambda each: (not each.feasible, each.step_time.total_s))
+    return sorted(results, key=lambda result: (not result.feasible, result.step_time.total_s))
 
 
 def pipeline_tried(tried: PlacementResult) -> Pipeline:

@@ -56,8 +56,8 @@ def cut_equally(weights: FloatArray, n_stages: int) -> tuple[int, ...]:
     """Cuts pieces into stages of nearly equal weight; each has at least one piece.
 
     Args:
-        weights: of the pieces, at least 0, (n_pieces,).
-        n_stages: at most n_pieces.
+        weights: weights of the pieces, at least 0, (n_pieces,).
+        n_stages: number of stages, at most n_pieces.
 
     Returns:
         First piece of each stage.

@@ -71,7 +71,7 @@ class StagedModules(PlacedModules):
 
     def whole(self, modules: Sequence[str]) -> StagedModules:
         ops = self.tree.ops(modules)
-        if all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
+        if all(len(np.unique(self.place_of[of_module])) < 2 for of_module in ops.values()):
             return self
         return self._cut_at(ops.__contains__)[0]
 

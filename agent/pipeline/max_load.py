@@ -66,8 +66,8 @@ class StageCosts:
         chain = self.pipelined.chain
         first = np.flatnonzero(np.diff(self.node_of, prepend=-1))
         columns = [*chain.seconds[:2], chain.resident_bytes[:, None]]
-        found: FloatArray = np.add.reduceat(np.hstack(columns), first, axis=0)
-        return found
+        columns_of_node: FloatArray = np.add.reduceat(np.hstack(columns), first, axis=0)
+        return columns_of_node
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -124,18 +124,18 @@ class StageCosts:
         """Sums up what some stages compute, hold, send and receive.
 
         Args:
-            marks: of the stages, as `marks` has it, (n, n_nodes + 3 n_rows).
+            marks: marks of the stages, see `marks`, (n, n_nodes + 3 n_rows).
         """
         n, traffic, n_rows = self.pipelined.problem.n_devices, self.traffic, len(self.traffic.maker)
-        own = marks[:, : self.n_nodes] @ self.per_node
+        of_stage = marks[:, : self.n_nodes] @ self.per_node
         makes, reads, keeps = marks[:, self.n_nodes :].reshape(len(marks), 3, n_rows).swapaxes(0, 1)
         gets, sends = (makes == 0) & (reads > 0), (makes > 0) & (reads < traffic.reads.sum(axis=0))
         is_way = np.stack([traffic.is_activation, ~traffic.is_activation], axis=1)
         amounts = (is_way[:, :, None] * traffic.amount[:, None]).reshape(n_rows, 4)
         received, sent = gets @ amounts, sends @ amounts
         return StageSums(
-            compute_s=own[:, :n] + own[:, n : 2 * n],
-            held_bytes=own[:, -1],
+            compute_s=of_stage[:, :n] + of_stage[:, n : 2 * n],
+            held_bytes=of_stage[:, -1],
             kept_bytes=(keeps > 0) @ traffic.amount[:, 0],
             front=received[:, :2] + sent[:, 2:],
             back=received[:, 2:] + sent[:, :2],
@@ -143,7 +143,7 @@ class StageCosts:
 
     def loads_s(self, sums: StageSums, device: int) -> FloatArray:
         """Computes the loads of stages on a device, seconds, (n,)."""
-        link_s: FloatArray = self.mean_link_s[device]
+        link_s = self.mean_link_s[device]
         moved_s = np.maximum(sums.front @ link_s, sums.back @ link_s)
         return np.asarray(np.maximum(sums.compute_s[:, device], moved_s))
 
@@ -159,5 +159,4 @@ class StageCosts:
         count = self.pipelined.pipeline.microbatches
         alive = count if self.pipelined.pipeline.name == GPIPE else np.minimum(n_devices_from, count)
         alive = np.broadcast_to(alive, n_devices_from.shape)
-        estimate: FloatArray = sums.held_bytes[:, None] + sums.kept_bytes[:, None] * alive
-        return estimate
+        return sums.held_bytes[:, None] + sums.kept_bytes[:, None] * alive

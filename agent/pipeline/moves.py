@@ -66,7 +66,6 @@ def _recompute(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> 
 
 
 def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Swaps two devices."""
     if len(cuts.ranks) < 2:
         return None
     one, other = rng.choice(len(cuts.ranks), 2, replace=False).tolist()
@@ -78,7 +77,6 @@ def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> C
 
 
 def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Uses another device for one."""
     others = _unused(search, cuts)
     if not others:
         return None
@@ -88,7 +86,6 @@ def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cu
 
 
 def _add(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Adds a stage on an unused device."""
     others, ranks = _unused(search, cuts), list(cuts.ranks)
     if not others:
         return None
@@ -97,7 +94,6 @@ def _add(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts |
 
 
 def _remove(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Removes a stage."""
     ranks = list(cuts.ranks)
     if len(ranks) < 2:
         return None

@@ -87,8 +87,8 @@ def windows(seconds: FloatArray, cut_bytes: FloatArray, n_groups: int) -> IntArr
     pass stays.
 
     Args:
-        seconds: of each node, (n_nodes,).
-        cut_bytes: that pass the cut before each node, (n_nodes,).
+        seconds: time of each node, (n_nodes,).
+        cut_bytes: bytes that pass the cut before each node, (n_nodes,).
     """
     if len(seconds) <= n_groups:
         return np.arange(len(seconds))
@@ -137,8 +137,8 @@ class Fleet:
     Devices are of one kind if they have the same times of all nodes, memory, and mean links.
 
     Attributes:
-        costs: of the nodes.
-        n_devices: the first devices of the cluster.
+        costs: costs of the nodes.
+        n_devices: number of devices, the first of the cluster.
         counts: numbers of devices that a plan may use.
         rounds: stages that each device has; with more than one, all devices are used, in their order.
     """
@@ -169,13 +169,13 @@ class Fleet:
     @cached_property
     def steps(self) -> list[tuple[IntArray, IntArray]]:
         """For each kind, the uses that leave a device of it free, and those after it is taken."""
-        index = {tuple(use): at for at, use in enumerate(self.uses.tolist())}
-        found = []
+        index = {tuple(use): row for row, use in enumerate(self.uses.tolist())}
+        steps = []
         for one in np.eye(self.uses.shape[1], dtype=np.int64):
             after = np.array([index.get(tuple(use), -1) for use in (self.uses + one).tolist()])
             free = np.flatnonzero(after >= 0)
-            found.append((free, after[free]))
-        return found
+            steps.append((free, after[free]))
+        return steps
 
 
 class _Table:

@@ -25,7 +25,7 @@ class PipelineSearch(SearchState):
     Attributes:
         pipelined: the objective; `problem` is that of its first replica.
         best_cuts: the best pipeline so far.
-        can_recompute: whether recomputation may help, as memory binds, and is allowed.
+        can_recompute: recomputation may help, as memory binds, and is allowed.
     """
 
     def __init__(self, objective: Objective, budget: Budget) -> None:
@@ -77,9 +77,9 @@ class PipelineSearch(SearchState):
         return score
 
     def result(self) -> PlacementResult:
-        found = super().result()
+        result = super().result()
         assert self.best_cuts is not None, "at least one plan was scored"
-        return replace(found, placement=self.pipelined.stages(self.best_cuts).placement)
+        return replace(result, placement=self.pipelined.stages(self.best_cuts).placement)
 
     @classmethod
     def place(

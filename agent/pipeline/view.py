@@ -55,7 +55,7 @@ class StageRow:
         resident_bytes: parameters, gradients and optimizer state.
         peak_bytes, memory_bytes: most that its device holds, for all its stages, and what it has; of several
             devices, the one with the least room.
-        recomputed: whether its forward ops run again before its backward ops.
+        recomputed: its forward ops run again before its backward ops.
     """
 
     stage: int
@@ -84,12 +84,14 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
     for op in np.flatnonzero(~original).tolist():
         readers = with_copies.stage_of[held.successors.row(op)]
         copied_bytes[readers.max(initial=0)] += held.resident_bytes[op]
-    piece, rank_of = pipelined.chain.piece_of, {device: at for at, device in enumerate(stages.ranks.tolist())}
+    piece = pipelined.chain.piece_of
+    rank_of = {device: rank for rank, device in enumerate(stages.ranks.tolist())}
     for ranks, (stage, first_device) in product(stages.replicas, enumerate(stages.devices.tolist())):
         device = ranks[rank_of[first_device]]
         ops = np.flatnonzero(stages.stage_of == stage)
         forward, backward = ops[phase[ops] == 0], ops[phase[ops] == 1]
         pieces = np.unique(piece[forward])
+        names = dict.fromkeys(graph.modules[op] for op in forward.tolist() if graph.modules[op])
         on_device = stages.device_of == first_device
         resident = held_bytes[on_device & np.isin(piece, pieces)].sum()
         yield StageRow(
@@ -97,7 +99,7 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
             device=problem.cluster.devices[device].name,
             first_op=graph.op_names[forward[0]],
             last_op=graph.op_names[forward[-1]],
-            modules=" ".join(_outermost(graph.modules[op] for op in forward.tolist())),
+            modules=" ".join(name for name in names if names.keys().isdisjoint([*around(name)][1:])),
             n_ops=len(ops),
             forward_s=float(seconds[forward, device].sum()),
             backward_s=float(seconds[backward, device].sum()),
@@ -108,22 +110,16 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
         )
 
 
-def _outermost(modules: Iterator[str]) -> list[str]:
-    """Module paths without repeats and without those inside another one; the root has no path."""
-    names = dict.fromkeys(name for name in modules if name)
-    return [name for name in names if names.keys().isdisjoint([*around(name)][1:])]
-
-
 def pipeline_advice(
     n_stages: int,
     step: PipelineTime,
     baselines: PipelineBaselines,
-    own: str = PIPELINE,
+    called: str = PIPELINE,
     others: Mapping[str, SimulatedStep] = NO_OTHERS,
 ) -> str:
-    """Says what to use, and by how much it is faster: the step that is called `own`, others or baselines."""
-    steps = {own: (step.total_s, step.fits)} if n_stages > 1 or own != PIPELINE else {}
-    steps |= {name: (each.total_s, each.fits) for name, each in others.items()} | baselines.steps()
+    """Says what to use, and by how much it is faster: the named step, others or baselines."""
+    steps = {called: (step.total_s, step.fits)} if n_stages > 1 or called != PIPELINE else {}
+    steps |= {name: (other.total_s, other.fits) for name, other in others.items()} | baselines.steps()
     seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
     last = len(SIMPLEST_FIRST)
     simplest = sorted(steps, key=lambda name: (SIMPLEST_FIRST.get(name, last), "replicas" in name))
@@ -178,8 +174,8 @@ class PipelineView(View):
         elif not others and any(n_devices % divisor == 0 for divisor in range(2, n_devices)):
             shape += "; replicas not compared (replicas='auto')"
         host = host_line(objective, objective.without_host().pipelined.simulate(self.stages).total_s)
-        own = _called(count, n_devices, PIPELINE)
-        advice = as_graph(host) + pipeline_advice(n_stages, self.step, objective.baselines, own, others)
+        name = _called(count, n_devices, PIPELINE)
+        advice = as_graph(host) + pipeline_advice(n_stages, self.step, objective.baselines, name, others)
         are_alike = len(set(objective.members)) == 1
         return Summary(
             advice="\n".join([*host_lines(host), advice]),

@@ -41,12 +41,12 @@ class Placer:
     """A named strategy for a kind of objective; `place` may be called any number of times.
 
     Attributes:
-        uses_rng: whether another seed may give another placement.
-        stands_alone: whether searches that begin with what heuristics find leave it out.
+        uses_rng: another seed may give another placement.
+        stands_alone: searches that begin with the placements of heuristics leave it out.
         needs: package of an extra, which has the name of the placer; empty = none.
         guided: makes its strategy of a policy and an order to visit the ops in; None = it learned nothing.
-        is_hybrid: whether heuristics and annealing place too, beside the policy.
-        kind: of the objective, `step` or `pipeline`.
+        is_hybrid: heuristics and annealing place too, beside the policy.
+        kind: kind of the objective, `step` or `pipeline`.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Placer:
         """Finds the best placement within a budget; keeps colocation and, if possible, memory limits.
 
         Args:
-            objective: what is to be made short; of a problem, its step.
+            objective: time to be made short; of a problem, its step.
 
         Raises:
             PlacerError: the placer needs a package that is not installed, or a policy, or is for another
@@ -148,7 +148,7 @@ PLACERS_OF = {STEP: PLACERS, PIPELINE: PIPELINE_PLACERS}
 
 def names_of(kind: str, *, learned: bool | None = None) -> list[str]:
     """Lists the placers of a kind of objective: all, or those that need a policy or none."""
-    return [name for name, each in PLACERS_OF[kind].items() if learned in (None, each.is_learned)]
+    return [name for name, placer in PLACERS_OF[kind].items() if learned in (None, placer.is_learned)]
 
 
 def placer(
@@ -163,7 +163,7 @@ def placer(
 
     Args:
         places: kinds of objectives that the strategy is for.
-        uses_rng, stands_alone, needs: as of `Placer`.
+        uses_rng, stands_alone, needs: see `Placer`.
 
     Raises:
         PlacerError: the name is taken.

@@ -14,7 +14,7 @@ class Improvement(NamedTuple):
 
     Attributes:
         evaluations: complete placements that were simulated until then.
-        seconds: since the search began, by the clock of its budget.
+        seconds: time since the search began, by the clock of its budget.
     """
 
     evaluations: int
@@ -36,7 +36,9 @@ class Improvements:
         if self._kept and step_time_s >= self._kept[-1].step_time_s:
             return
         if self._kept and seconds < self._kept[-1].seconds:
-            self._kept = [each._replace(seconds=min(each.seconds, seconds)) for each in self._kept]
+            self._kept = [
+                improvement._replace(seconds=min(improvement.seconds, seconds)) for improvement in self._kept
+            ]
         if len(self._kept) == MOST:
             self._kept = [*self._kept[:-1:2], self._kept[-1]]
         self._kept.append(Improvement(evaluations, seconds, step_time_s))

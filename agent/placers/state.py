@@ -122,8 +122,8 @@ class SearchState:
         """Begins the run; the clock starts.
 
         Args:
-            objective: what is to be made short; of a problem, its step.
-            must_place: whether a placement is needed, however long it takes.
+            objective: time to be made short; of a problem, its step.
+            must_place: a placement is needed, however long it takes.
         """
         self.objective = Objective(objective) if isinstance(objective, Problem) else objective
         self.problem = self.objective.problem
@@ -221,8 +221,8 @@ class SearchState:
 
         Args:
             devices_of: device of each op, one placement a row, int (n, n_ops).
-            overdue: whether to score them beyond the limit of seconds too, as finding them took much longer
-                than scoring them will.
+            overdue: also score them beyond the limit of seconds, as finding them took much longer than
+                scoring them will.
 
         Returns:
             Scores with the columns `OVER_BYTES` and `TOTAL_S`, (n scored, 2), with n scored <= n.
@@ -231,13 +231,13 @@ class SearchState:
         done = 0
         while done < len(devices_of) and (n := self._overdue if overdue else self.batch(self.simulation_s)):
             batch, began = devices_of[done : done + n], self.budget.clock()
-            found = self.objective.scores(batch)
+            scored = self.objective.scores(batch)
             self.evaluations += len(batch)
             self.simulation_s = (self.budget.clock() - began) / len(batch)
             self.least_simulation_s = min(self.least_simulation_s, self.simulation_s)
-            best = int(np.lexsort((found[:, TOTAL_S], found[:, OVER_BYTES]))[0])
-            self.keep(batch[best], float(found[best, TOTAL_S]), float(found[best, OVER_BYTES]))
-            scores.append(found)
+            best = int(np.lexsort((scored[:, TOTAL_S], scored[:, OVER_BYTES]))[0])
+            self.keep(batch[best], float(scored[best, TOTAL_S]), float(scored[best, OVER_BYTES]))
+            scores.append(scored)
             done += len(batch)
         return np.concatenate(scores)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agent.placers.search.walks import Group, GroupWalk
-from agent.policy.compiled.policy import CompiledPolicy
+from agent.policy.compiled.head import CompiledPolicy
 from agent.policy.compiled.walk import PolicyDecider
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
@@ -41,10 +41,10 @@ class Samples:
 
     Attributes:
         drawn: number of those that draw each device.
-        greedy: whether one that takes the best device at every op comes before them.
-        resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and
-            those without memory for an op by copies of others. The greedy one is replaced only where it has
-            no memory for an op.
+        greedy: one that takes the best device at every op comes before them.
+        resample: slow episodes are replaced by copies of fast ones, within subpopulations, and those without
+            memory for an op by copies of others. The greedy one is replaced only where it has no memory for
+            an op.
     """
 
     drawn: int = 0
@@ -85,7 +85,7 @@ def decode_many(
     Args:
         order: name of the order to visit the ops in.
         rng: source of randomness; without it, one of a fixed seed.
-        mdp_config: the decision process; by default the policy's own.
+        mdp_config: decision process; by default the policy's own.
         limit_s: seconds for all, without those of compiling.
         clock: counts these seconds.
         threads: number of threads that share the episodes of a batch.
@@ -103,22 +103,22 @@ def decode_many(
     rng = rng or np.random.default_rng(0)
     compiled = policy.compiled()
     draws = [False] * samples.greedy + [True] * samples.drawn
-    groups_of_each = [draws] if samples.resample else [[each] for each in reversed(draws)]
+    groups_of_each = [draws] if samples.resample else [[draw] for draw in reversed(draws)]
     # The decoder takes the last first: no long episode begins when the others are about to end.
     shortest_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
     drawn = rng.spawn(len(groups_of_each) * len(problems)) if samples.drawn else []
     groups = [
-        Group(index, np.array(each), drawn.pop() if drawn else None, samples.resample)
+        Group(index, np.array(draw), drawn.pop() if drawn else None, samples.resample)
         for index in shortest_first
-        for each in groups_of_each
+        for draw in groups_of_each
     ]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
     rolls_out = ROLLOUT in FEATURE_SETS[compiled.shape.feature_set]
     settings = EpisodeSettings((order,), **episode_arguments(mdp_config or compiled.mdp_config))
     batch = EpisodeBatch(problems, n_slots * groups[0].size, settings, threads=threads, rolls_out=rolls_out)
-    found: list[list[IntArray]] = [[] for _ in problems]
+    decoded: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)
     for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - clock(), clock):
-        before = found[group.problem]
+        before = decoded[group.problem]
         before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
-    return [np.stack(placements) for placements in found]
+    return [np.stack(placements) for placements in decoded]

@@ -34,8 +34,8 @@ def ratios_over_orders(
     """
     n_each = -(-len(orders) // max(len(problems), 1))
     sums = np.zeros(len(problems))
-    for at, order in enumerate(orders):
-        placed = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
+    for turn, order in enumerate(orders):
+        placed = [index for index in range(len(problems)) if (turn - index * n_each) % len(orders) < n_each]
         sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order, *how)
     return [float(total) for total in sums / n_each]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 GROUP = "problems and decision process"
 """Heading of the command line's help."""
+setting = partial(option, group=GROUP)
 
 SINGLE, BEST = "single", "best"
 """Starts of `improve`: everything on the device that is fastest alone, and the best that heuristics find."""
@@ -29,21 +31,18 @@ class MdpConfig(Settings):
         InputError: a value of the wrong type or out of range.
     """
 
-    mdp: str = option(CONSTRUCT, "place every op once, or improve a placement", group=GROUP, choices=MDPS)
-    passes: int = option(2, "times that `improve` visits every op", group=GROUP, least=1, most=100)
-    start: str = option(
-        SINGLE,
-        "placer of the first placement of `improve`, without randomness; `best` = the best of them",
-        group=GROUP,
+    mdp: str = setting(CONSTRUCT, "place every op once, or improve a placement", choices=MDPS)
+    passes: int = setting(2, "times that `improve` visits every op", least=1, most=100)
+    start: str = setting(
+        SINGLE, "placer of the first placement of `improve`, without randomness; `best` = the best of them"
     )
-    mask: str = option(
+    mask: str = setting(
         FREE_MEMORY,
         "allow only devices with enough free memory for an op; `none` allows every device",
-        group=GROUP,
         choices=MASKS,
     )
-    memory_penalty: float = option(
-        1.0, "weight of the penalty for a placement that is out of memory", group=GROUP, least=0.0
+    memory_penalty: float = setting(
+        1.0, "weight of the penalty for a placement that is out of memory", least=0.0
     )
 
     @classmethod
@@ -51,7 +50,7 @@ class MdpConfig(Settings):
         """Reads the fields from the settings of a training, which hold others too.
 
         Args:
-            where: what to call the source in messages.
+            where: name of the source in messages.
 
         Raises:
             InputError: a value of the wrong type or out of range.

@@ -47,8 +47,8 @@ class PlacementNetwork(nn.Module):
         """Computes the part of the heads that no placement changes.
 
         Args:
-            embedding: of some nodes, as `encode` returns it, (n, hidden).
-            summary: of graphs, as `encode` returns it.
+            embedding: embedding of some nodes, see `encode`, (n, hidden).
+            summary: sums of graphs, see `encode`.
             member: graph of each node, int64 (n,).
 
         Returns:
@@ -63,13 +63,15 @@ class PlacementNetwork(nn.Module):
         Args:
             context: rows of `contexts` for the ops at hand, (n, 2 * hidden).
             devices: device features, (n, n_devices, n_device_features).
-            usable: which devices exist and have memory left for the op, bool (n, n_devices); at least one
-                a row.
+            usable: True for devices that exist and have memory left for the op, bool (n, n_devices); at
+                least one a row.
 
         Returns:
             Logits (n, n_devices), 0 for a device that is not usable, and state values (n,).
         """
-        devices = self._visible(devices)
+        columns = columns_of(self.shape.feature_set)
+        n = len(columns)  # a view where the features of the set are the first ones
+        devices = devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
         first_layers = context + self.of_pool(_pool(devices, usable))  # without the device at hand
         for_actor, for_critic = first_layers.chunk(2, dim=1)
         values: Tensor = self.critic(for_critic).squeeze(1)
@@ -79,12 +81,6 @@ class PlacementNetwork(nn.Module):
         scored = self.actor(for_actor.index_select(0, decision) + self.of_device(devices[usable]))
         logits = torch.zeros_like(devices[:, :, 0]).masked_scatter(usable, scored.squeeze(1))
         return logits, values
-
-    def _visible(self, devices: Tensor) -> Tensor:
-        """The features of the feature set; a view where they are the first ones."""
-        columns = columns_of(self.shape.feature_set)
-        n = len(columns)
-        return devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
 
 
 def _pool(devices: Tensor, usable: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from graphs.graph_columns import PHASES, Csr
 from graphs.levels import b_level, t_level
@@ -45,7 +44,7 @@ class InputFeature(NamedTuple):
 
     Attributes:
         name: identifier; a feature that changes its meaning gets another.
-        unit: what it is measured in.
+        unit: unit of the number.
     """
 
     name: str
@@ -105,6 +104,7 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
     mean_cost = _mean_cost(problem)
     resident_bytes = _over_unit(graph, graph.resident_bytes)
     sent = np.bincount(graph.tensor_producer, weights=transfer, minlength=graph.n_ops)
+    n_source_inputs = _sum_rows(graph.predecessors, graph.is_source.astype(np.float64))
     columns = [
         _squash(cost / mean_cost),
         _share(cost),
@@ -120,7 +120,7 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
         np.log1p(np.diff(graph.predecessors.ptr)),
         np.log1p(np.diff(graph.successors.ptr)),
         np.log1p(_largest(graph.outputs, np.diff(graph.consumers.ptr).astype(np.float64))),
-        _source_inputs(graph),
+        n_source_inputs / np.maximum(np.diff(graph.predecessors.ptr), 1),
         np.arange(graph.n_ops) / max(graph.n_ops - 1, 1),
         np.isin(np.arange(graph.n_ops), unit_leaders(graph)),
     ]
@@ -137,13 +137,15 @@ def graph_features(problem: Problem) -> NDArray[np.float32]:
     with_transfers = b_level(graph, cost, transfer).max()
     totals = problem.op_seconds.sum(axis=0)
     launch = np.mean([device.launch_s for device in cluster.devices])
+    pairs = ~np.eye(cluster.n_devices, dtype=bool)
+    latency_s = float(cluster.latency_s[pairs].mean()) if pairs.any() else 0.0
     values = [
         np.log(graph.n_ops) / 10,
         np.log(cluster.n_devices),
         np.log(total / max(alone, 1e-30)),
         np.log(total / max(with_transfers, 1e-30)),
         _squash(transfer.sum() / total),
-        _squash(_mean_latency_s(cluster) / mean_cost),
+        _squash(latency_s / mean_cost),
         _squash(launch / mean_cost),
         np.sqrt(graph.resident_bytes.sum() / cluster.memory_bytes.sum()),
         np.log(max(totals.max(), 1e-30) / max(totals.min(), 1e-30)),
@@ -175,8 +177,8 @@ def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
     leader = unit_leaders(graph)[graph.unit_of]
     node = np.where(graph.is_compute | (leader < 0), node, node[leader])
     edges = node[graph.edges].reshape(-1, 2)
-    kept = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
-    return node, np.unique(edges[kept], axis=0)
+    between = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
+    return node, np.unique(edges[between], axis=0)
 
 
 def _squash(relative: ArrayLike) -> FloatArray:
@@ -191,11 +193,6 @@ def _share(amount: FloatArray) -> FloatArray:
 def _mean_cost(problem: Problem) -> float:
     cost = problem.op_seconds.mean(axis=1)
     return max(float(cost.sum()) / max(int((cost > 0).sum()), 1), 1e-30)
-
-
-def _mean_latency_s(cluster: Cluster) -> float:
-    pairs = ~np.eye(cluster.n_devices, dtype=bool)
-    return float(cluster.latency_s[pairs].mean()) if pairs.any() else 0.0
 
 
 def _levels(graph: OpGraph, cost: FloatArray, transfer: FloatArray) -> list[FloatArray]:
@@ -226,12 +223,6 @@ def _largest(rows: Csr, values: FloatArray) -> FloatArray:
 
 def _over_unit(graph: OpGraph, amount: FloatArray) -> FloatArray:
     return np.bincount(graph.unit_of, weights=amount).astype(np.float64)[graph.unit_of]
-
-
-def _source_inputs(graph: OpGraph) -> FloatArray:
-    """Share of an op's producers that are parameters or inputs."""
-    n_sources = _sum_rows(graph.predecessors, graph.is_source.astype(np.float64))
-    return n_sources / np.maximum(np.diff(graph.predecessors.ptr), 1)
 
 
 def category(op_type: str) -> str:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agent.policy.compiled.head import Contexts
-from agent.policy.compiled.policy import CompiledPolicy, Encoded
+from agent.policy.compiled.head import CompiledPolicy, Contexts, Encoded
 from agent.policy.graph_data import Batch, Data, graph_data
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
@@ -29,7 +28,7 @@ class Policy(nn.Module):
     """Scores devices from observations that name their problem by its index in `set_problems`.
 
     Args:
-        mdp_config: the decision process that the policy acts in where nothing else is said.
+        mdp_config: decision process that the policy acts in where nothing else is said.
     """
 
     def __init__(self, network: PlacementNetwork, mdp_config: MdpConfig = CONSTRUCT) -> None:
@@ -192,14 +191,14 @@ class EmbeddingCache:
         return np.asarray((first + self._node_of).cpu().numpy())
 
     def fresh_contexts(self, problem: Tensor, op: Tensor) -> Tensor:
-        """As `contexts`, with gradients: the problems that occur are encoded in one batch, each once."""
+        """Does what `contexts` does, with gradients: the problems are encoded in one batch, each once."""
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         union = self._union(tuple(present.tolist()))
         contexts = self._network.contexts(*self._network.encode(union), union.batch)
         return contexts.index_select(0, union.ptr[which] + self._node(problem, op))
 
     def contexts_of_encoded(self, problem: Tensor, op: Tensor) -> Tensor:
-        """As `contexts`, with gradients but those of the encoder: each problem is encoded once for good."""
+        """Does what `contexts` does, with gradients but those of the encoder; encodes each problem once."""
         with torch.no_grad():
             self._forget_outdated()
             for index in problem.unique().tolist():  # type: ignore[no-untyped-call]
@@ -216,7 +215,7 @@ class EmbeddingCache:
         union = self._unions.get(problems)
         if union is None:
             if len(self._unions) > len(self.graphs) + MAX_UNIONS:
-                self._unions = {key: kept for key, kept in self._unions.items() if len(key) == 1}
+                self._unions = {key: single for key, single in self._unions.items() if len(key) == 1}
             union = self._unions[problems] = Batch.from_data_list([self.graphs[index] for index in problems])
         return union
 
@@ -236,8 +235,7 @@ def torch_threads(count: int) -> Iterator[None]:
     """Limits torch to `count` threads within the block.
 
     Scoring a decision takes microseconds: a second thread gains nothing, and on a busy machine each of its
-    operations waits for the other processes. Updates divide their work into
-    larger parts.
+    operations waits for the other processes. Updates divide their work into larger parts.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -30,8 +30,8 @@ def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Entry, ...]:
 
 def how_seen(graph: OpGraph, entries: Iterable[Entry]) -> str:
     """Says what of a graph the entries hold, whatever its names: `SEEN`, `SEEN_TOPOLOGY` or `NOT_SEEN`."""
-    known = [(entry["sha256"], entry["topology"]) for entry in entries]
+    shown = [(entry["sha256"], entry["topology"]) for entry in entries]
     digest, topology = graph_hash(graph), topology_hash(graph)
-    if any(digest == each for each, _ in known):
+    if any(digest == each for each, _ in shown):
         return SEEN
-    return SEEN_TOPOLOGY if any(topology == each for _, each in known) else NOT_SEEN
+    return SEEN_TOPOLOGY if any(topology == each for _, each in shown) else NOT_SEEN

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from agent.policy.compiled.policy import CompiledPolicy
+from agent.policy.compiled.head import CompiledPolicy
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.seen import KEYS, how_seen
@@ -72,7 +72,7 @@ class StoredPolicy:
     It makes it on arrival, so that the seconds that torch takes to load are those of no trial.
 
     Attributes:
-        card: what `policy.json` says.
+        card: content of `policy.json`.
         digest: SHA-256, in hexadecimal, of just the bytes that `card` and `policy` are made of.
     """
 
@@ -91,7 +91,10 @@ class StoredPolicy:
         import torch
 
         make_network, make_policy = torch_classes()
-        weights = self._read_weights()
+        try:
+            weights: dict[str, NDArray[np.float32]] = load(self._weights)
+        except (SafetensorError, KeyError) as error:  # a type that NumPy lacks is a KeyError
+            raise PolicyFileError(f"{self._file}: is no safetensors file: {error}") from None
         try:
             with torch.device("meta"):
                 network = make_network(self.card.shape)
@@ -118,13 +121,6 @@ class StoredPolicy:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         _ = self.actor
-
-    def _read_weights(self) -> dict[str, NDArray[np.float32]]:
-        try:
-            weights: dict[str, NDArray[np.float32]] = load(self._weights)
-        except (SafetensorError, KeyError) as error:  # a type that NumPy lacks is a KeyError
-            raise PolicyFileError(f"{self._file}: is no safetensors file: {error}") from None
-        return weights
 
 
 def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> None:
@@ -157,7 +153,7 @@ def read_policy(path: str | Path) -> StoredPolicy:
     """Reads a policy's files, once.
 
     Args:
-        path: a run's folder, or `pretrained`.
+        path: folder of a run, or `pretrained`.
 
     Raises:
         PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
@@ -177,7 +173,7 @@ def load_policy(path: str | Path) -> Policy:
     """Reads a policy that can act on any graph and cluster.
 
     Args:
-        path: a run's folder, or `pretrained`.
+        path: folder of a run, or `pretrained`.
 
     Raises:
         PolicyFileError: a missing, corrupt or foreign file, or one of another version.
@@ -204,7 +200,9 @@ def _parse_card(data: bytes, file: Path) -> PolicyCard:
         )
         shape = _parse_shape(values["shape"], f"{file}: shape")
         for key, expected in _feature_names(shape.feature_set).items():
-            _check_features(json_fields.array(values[key], f"{file}: {key}"), expected, f"{file}: {key}")
+            if json_fields.array(values[key], f"{file}: {key}") != expected:
+                others = "is for other features than this version's"
+                raise PolicyFileError(f"{file}: {key}: {others}; train the policy again")
         _check_config(values["config"], f"{file}: config")
         seen = json_fields.array(values["seen"], f"{file}: seen")
         return PolicyCard(
@@ -247,13 +245,8 @@ def _feature_names(feature_set: str) -> dict[str, list[str]]:
     return {
         "node_features": [feature.name for feature in NODE_FEATURES],
         "graph_features": [feature.name for feature in GRAPH_FEATURES],
-        "device_features": [DEVICE_FEATURES[at].name for at in columns_of(feature_set)],
+        "device_features": [DEVICE_FEATURES[column].name for column in columns_of(feature_set)],
     }
-
-
-def _check_features(found: list[Any], expected: list[str], where: str) -> None:
-    if found != expected:
-        raise PolicyFileError(f"{where}: is for other features than this version's; train the policy again")
 
 
 def _parse_shape(value: object, where: str) -> NetworkShape:

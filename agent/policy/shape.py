@@ -13,7 +13,7 @@ class NetworkShape:
     """The numbers and names that a network is built from.
 
     Attributes:
-        encoder: its name in `ENCODERS`.
+        encoder: name in `ENCODERS`.
         hidden: width of embeddings and of the head.
         node_features, graph_features, device_features: widths of the inputs.
         feature_set: key of `FEATURE_SETS`.

@@ -22,10 +22,10 @@ def scores_in_threads(
     """Computes `policy.scores_for_update(obs)` in several threads, gradients included.
 
     Args:
-        encodes: whether the encoder gets gradients, too; else it is `policy.scores_of_encoded(obs)`.
-        obs: as `Policy.scores` takes it. Its rows are divided among the threads graph by graph or, where
-            there are fewer graphs than threads, in pieces of each graph's rows.
-        threads: at least 1.
+        obs: see `Policy.scores`. Its rows are divided among the threads graph by graph or, where there are
+            fewer graphs than threads, in pieces of each graph's rows.
+        threads: number of threads, at least 1.
+        encodes: the encoder gets gradients, too; else it is `policy.scores_of_encoded(obs)`.
 
     Returns:
         Masked logits (n, n_devices) and state values (n,).
@@ -35,7 +35,7 @@ def scores_in_threads(
         return scores(obs)
     shard = _shard_of_rows(policy, obs["problem"].flatten(), threads)
     rows = [torch.nonzero(shard == number).squeeze(1) for number in range(int(shard.max()) + 1)]
-    rows = [each for each in rows if len(each)]
+    rows = [piece for piece in rows if len(piece)]
     if len(rows) == 1:
         return scores(obs)
 

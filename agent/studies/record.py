@@ -158,8 +158,8 @@ class Study:
         before = [attempt for attempt in self.attempts if attempt.trial == trial.name]
         if before and before[-1].config_hash != trial.config_hash:
             raise StudyError(f"{self.folder}: {trial.name} had other settings; choose another --name")
-        own, base = trial.config.to_json(), self.base.to_json()
-        changes = {key: value for key, value in own.items() if base[key] != value and key not in ITS_OWN}
+        base, settings = self.base.to_json(), trial.config.to_json().items()
+        changes = {key: value for key, value in settings if base[key] != value and key not in ITS_OWN}
         return Attempt(
             study=self.base.name,
             attempt=len(self.attempts) + 1,
@@ -248,12 +248,12 @@ def open_study(base: TrainConfig, config: StudyConfig, space: Space) -> Iterator
         StudyError: the folder is of another study or run, in use, or damaged.
         OSError: it cannot be written.
     """
-    folder, known = run_folder(base.name), provenance()
+    folder, origin = run_folder(base.name), provenance()
     fixed = {key: value for key, value in config.to_json().items() if key not in FREE}
     settings = {**base.to_json(), **fixed}
 
     def begin(draft: Path) -> None:
-        write_json_atomic(draft / STUDY, {"format": FORMAT, **settings, **known})
+        write_json_atomic(draft / STUDY, {"format": FORMAT, **settings, **origin})
         (draft / "trials").mkdir()
 
     if folder.exists():
@@ -270,7 +270,7 @@ def open_study(base: TrainConfig, config: StudyConfig, space: Space) -> Iterator
                     optuna.create_study(storage=storage, study_name=base.name, load_if_exists=True)
                 record = optuna.load_study(storage=storage, study_name=base.name)
                 record.pruner = PRUNERS[config.prune if base.context == "search" else "never"]()
-                study = Study(base, config, space, record, str(known["git_commit"] or ""))
+                study = Study(base, config, space, record, str(origin["git_commit"] or ""))
             yield study
     except FolderError:
         raise StudyError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from agent.learn.config import ConfigError
 from graphs.system.settings import Settings, option
@@ -10,6 +11,7 @@ from graphs.system.settings import Settings, option
 STUDIES = "studies (--context search, ablation or grid)"
 """Heading of the command line's help."""
 MOST_SEEDS = 1000
+setting = partial(option, group=STUDIES)
 
 
 @dataclass(frozen=True)
@@ -20,37 +22,24 @@ class StudyConfig(Settings, error=ConfigError):
         ConfigError: a value of the wrong type or out of range.
     """
 
-    vary: tuple[str, ...] = option(
+    vary: tuple[str, ...] = setting(
         (),
         "settings to vary; grid: every combination of FIELD=VALUE,VALUE; search: FIELD=VALUE,VALUE or "
         "FIELD=LEAST:MOST or FIELD=LEAST:MOST:log",
-        group=STUDIES,
         metavar="FIELD=...",
     )
-    without: tuple[str, ...] = option(
+    without: tuple[str, ...] = setting(
         (),
         "components that an ablation leaves out, one at a time (default: all of the base); A+B leaves "
         "out both; FIELD=VALUE replaces a setting; `list` lists them",
-        group=STUDIES,
         metavar="COMPONENT",
     )
-    seeds: int = option(
-        1, "seeds for every study trial, starting at --seed", group=STUDIES, least=1, most=MOST_SEEDS
+    seeds: int = setting(1, "seeds for every study trial, starting at --seed", least=1, most=MOST_SEEDS)
+    trials: int = setting(20, "study trials of a search", least=1, most=100_000)
+    prune: str = setting(
+        "median", "rule by which a search stops bad study trials", choices=("median", "asha", "never")
     )
-    trials: int = option(20, "study trials of a search", group=STUDIES, least=1, most=100_000)
-    prune: str = option(
-        "median",
-        "rule by which a search stops bad study trials",
-        group=STUDIES,
-        choices=("median", "asha", "never"),
+    jobs: int = setting(
+        1, "study trials that run at the same time, each in its own process", least=1, most=1024
     )
-    jobs: int = option(
-        1,
-        "study trials that run at the same time, each in its own process",
-        group=STUDIES,
-        least=1,
-        most=1024,
-    )
-    attempts: int = option(
-        3, "number of times that a study trial is started if its process dies", group=STUDIES, least=1
-    )
+    attempts: int = setting(3, "number of times that a study trial is started if its process dies", least=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
     """Says what came of a study, and where it is; writes the effects of an ablation.
 
     Args:
-        all_ended: whether no study trial is left to be done.
+        all_ended: True where no study trial is left to be done.
     """
     attempts = study.attempts
     counts = Counter(attempt.status for attempt in attempts)
@@ -46,9 +46,13 @@ def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
     lines = [f"{study.folder}: {', '.join(ended) or 'no trial ended'}"]
     if len(study.attempts) == study.n_before:
         lines[0] += "; it was finished before, so nothing was run"
-    if study.base.context == "ablation" and (found := effects(study.folder, attempts)):
-        write_csv(study.folder / "effects.csv", Effect._fields, found)
-        lines += [*_effect_lines(found), f"effects: {study.folder / 'effects.csv'}"]
+    if study.base.context == "ablation" and (rows := effects(study.folder, attempts)):
+        write_csv(study.folder / "effects.csv", Effect._fields, rows)
+        cells = [
+            (row[0], f"{row.ratio:.3f}", f"{row.low:.3f} to {row.high:.3f}", row.verdict) for row in rows
+        ]
+        lines += text_table(("without", "/base", "95 % interval", ""), cells, width=80).lines
+        lines.append(f"effects: {study.folder / 'effects.csv'}")
     else:
         lines += compared(attempts)
     lines.append(f"trials: {study.folder / 'trials.csv'}")
@@ -83,7 +87,7 @@ class Effect(NamedTuple):
     Attributes:
         ratio: step time over that of the base, geometric mean over graphs and over seeds of the trainings.
         low, high: its 95 % interval; graphs and seeds are resampled.
-        n_seeds, n_graphs: how many both trainings have.
+        n_seeds, n_graphs: numbers that both trainings have.
         verdict: reading of the interval; one seed says nothing of another training.
     """
 
@@ -110,13 +114,13 @@ def effects(folder: Path, attempts: Iterable[Attempt]) -> list[Effect]:
             path = folder / "trials" / attempt.trial / JUDGEMENT
             ratios = read_json(path)
             if not isinstance(ratios, dict) or not all(
-                type(each) is float and each > 0 for each in ratios.values()
+                type(ratio) is float and ratio > 0 for ratio in ratios.values()
             ):
                 raise FileFormatError(f"{path}: holds no step times; choose another --name")
             judged[attempt.component][attempt.seed] = ratios
     base = judged.pop("", {})
-    found = [_effect(name, by_seed, base) for name, by_seed in judged.items() if by_seed.keys() & base.keys()]
-    return sorted(found, key=lambda effect: -effect.ratio)
+    sizes = [_effect(name, by_seed, base) for name, by_seed in judged.items() if by_seed.keys() & base.keys()]
+    return sorted(sizes, key=lambda effect: -effect.ratio)
 
 
 def _effect(name: str, without: dict[int, dict[str, float]], base: dict[int, dict[str, float]]) -> Effect:
@@ -127,11 +131,3 @@ def _effect(name: str, without: dict[int, dict[str, float]], base: dict[int, dic
     is_clear = len(seeds) > 1 and not (low <= 1 + ROUNDING and high >= 1 - ROUNDING)
     verdict = INCONCLUSIVE if not is_clear else "slower without" if ratio > 1 else "faster without"
     return Effect(name, ratio, low, high, len(seeds), len(graphs), verdict)
-
-
-def _effect_lines(found: Iterable[Effect]) -> Sequence[str]:
-    rows = [
-        (effect.component, f"{effect.ratio:.3f}", f"{effect.low:.3f} to {effect.high:.3f}", effect.verdict)
-        for effect in found
-    ]
-    return text_table(("without", "/base", "95 % interval", ""), rows, width=80).lines

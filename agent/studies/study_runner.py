@@ -45,7 +45,7 @@ def run_study(base: TrainConfig, config: StudyConfig, *, on_ray: bool = False) -
     """Runs or resumes a study, and prints its results on stderr; or lists the components of an ablation.
 
     Args:
-        on_ray: whether the study trials run on a Ray cluster.
+        on_ray: run the study trials on a Ray cluster.
 
     Returns:
         Whether all study trials ended and none failed.

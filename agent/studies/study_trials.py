@@ -98,7 +98,7 @@ def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTria
         space: dict[str, Any] = dict(read_space(config.vary, ranges=False))
         points = itertools.product(*([(name, value) for value in space[name].choices] for name in space))
         every = StudyTrial("", alone, mode="grid" if space else "base")
-        trials = [replace(every.drawn(dict(point)), name=f"{at:03d}") for at, point in enumerate(points)]
+        trials = [replace(every.drawn(dict(point)), name=f"{n:03d}") for n, point in enumerate(points)]
     else:
         names = list(config.without)
         if repeated := [name for name in names if names.count(name) > 1]:
@@ -108,8 +108,13 @@ def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTria
         for number, name in enumerate(names, start=1):
             mode, params = "replaced" if "=" in name else "without", {"without": name}
             trials.append(StudyTrial(f"{number:03d}", leave_out(alone, name), name, mode, params))
-    space["seed"] = IntDistribution(base.seed, base.seed + MOST_SEEDS)
-    return _on_seeds(trials, config), space
+    space["seed"], on_seeds = IntDistribution(base.seed, base.seed + MOST_SEEDS), []
+    for offset, trial in itertools.product(range(config.seeds), trials):
+        seed = trial.config.seed + offset
+        name, point = f"{trial.name}-seed-{seed}", {**(trial.params or {}), "seed": seed}
+        seeded = replace(trial.config, seed=seed, name=name)
+        on_seeds.append(replace(trial, name=name, config=seeded, params=point))
+    return on_seeds, space
 
 
 def leave_out(base: TrainConfig, name: str) -> TrainConfig:
@@ -138,17 +143,6 @@ def describe_components() -> str:
     return "\n".join(f"{name:<18} {meaning}" for name, (meaning, _) in COMPONENTS.items())
 
 
-def _on_seeds(trials: Sequence[StudyTrial], config: StudyConfig) -> list[StudyTrial]:
-    """Repeats trials on every seed, all trials on a seed before the next."""
-    repeated = []
-    for offset, trial in itertools.product(range(config.seeds), trials):
-        seed = trial.config.seed + offset
-        name, params = f"{trial.name}-seed-{seed}", {**(trial.params or {}), "seed": seed}
-        seeded = replace(trial.config, seed=seed, name=name)
-        repeated.append(replace(trial, name=name, config=seeded, params=params))
-    return repeated
-
-
 def _changes(component: str) -> Mapping[str, Any]:
     if "=" in component:
         ((name, values),) = read_space([component], ranges=False).items()
@@ -167,14 +161,14 @@ def read_space(texts: Sequence[str], *, ranges: bool) -> Space:
         ConfigError: an unknown setting, one that is given twice, a value that it cannot have, or no range.
     """
     space: dict[str, Distribution] = {}
-    known = [name for name in field_types(TrainConfig) if name not in FIXED]
+    settings = [name for name in field_types(TrainConfig) if name not in FIXED]
     for text in texts:
         name, _, values = text.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
         if name in FIXED:
             raise ConfigError(f"'{text}': a study sets {name} itself; use --seeds for seeds")
-        if name not in known:
-            raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(known)}")
+        if name not in settings:
+            raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(settings)}")
         if not values:
             raise ConfigError(f"'{text}': write {name}=VALUE,VALUE")
         if name in space:

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphs.graph_columns import DTYPES
 from graphs.limits import MAX_BYTES, MAX_PER_S, MAX_SECONDS, MIN_PER_S, MIN_SECONDS, is_speed, is_time
-from graphs.system.array_types import FloatArray
+from graphs.system.array_types import BoolArray, FloatArray
 from graphs.system.errors import InputError, shortened
 
 SCHEDULES = ("program", "fifo")
@@ -166,7 +166,6 @@ def _check(cluster: Cluster) -> None:
         _check_time(where, label, getattr(cluster, label))
     _check_host(where, cluster)
     _check_links(where, cluster)
-    _check_n_half(where, cluster)
 
 
 def _check_host(where: str, cluster: Cluster) -> None:
@@ -234,15 +233,21 @@ def _check_time(where: str, label: str, value: float) -> None:
 
 def _check_links(where: str, cluster: Cluster) -> None:
     n_devices = cluster.n_devices
-    for label, is_good, check in (
-        ("bytes_per_s", is_speed, _check_speed),
-        ("latency_s", is_time, _check_time),
+
+    def is_size(n_half: FloatArray) -> BoolArray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (n_half >= 0) & is_time(n_half / cluster.bytes_per_s)
+
+    for label, matrix, is_good, check in (
+        ("bytes_per_s", cluster.bytes_per_s, is_speed, _check_speed),
+        ("latency_s", cluster.latency_s, is_time, _check_time),
+        ("n_half_bytes", cluster.n_half_matrix, is_size, _refuse_size),
     ):
-        matrix = getattr(cluster, label)
         if np.shape(matrix) != (n_devices, n_devices):
+            one = "one number, or " if label == "n_half_bytes" else ""
             raise ClusterError(
-                f"{where}: {label} of the links has shape {np.shape(matrix)}; use ({n_devices}, {n_devices}),"
-                " from each device (row) to each device (column)"
+                f"{where}: {label} of the links has shape {np.shape(matrix)}; use {one}({n_devices}, "
+                f"{n_devices}), from each device (row) to each device (column)"
             )
         good = np.where(np.eye(n_devices, dtype=bool), np.isfinite(matrix), is_good(matrix))
         if not good.all():
@@ -252,20 +257,8 @@ def _check_links(where: str, cluster: Cluster) -> None:
             check(link, label, float(matrix[source, target]))
 
 
-def _check_n_half(where: str, cluster: Cluster) -> None:
-    n_half, n_devices = cluster.n_half_matrix, cluster.n_devices
-    if np.shape(n_half) != (n_devices, n_devices):
-        raise ClusterError(
-            f"{where}: n_half_bytes of the links has shape {np.shape(n_half)}; use one number, or "
-            f"({n_devices}, {n_devices}), from each device (row) to each device (column)"
-        )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        is_size = (n_half >= 0) & is_time(n_half / cluster.bytes_per_s)
-    good = np.where(np.eye(n_devices, dtype=bool), np.isfinite(n_half), is_size)
-    if not good.all():
-        source, target = np.argwhere(~good)[0]
-        names = [cluster.devices[index].name for index in (source, target)]
-        raise ClusterError(
-            f"{where}: link from '{names[0]}' to '{names[1]}': n_half_bytes is {n_half[source, target]:g}; "
-            f"use 0, or a size that the link takes {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds for"
-        )
+def _refuse_size(where: str, label: str, value: float) -> None:
+    raise ClusterError(
+        f"{where}: {label} is {value:g}; use 0, or a size that the link takes {MIN_SECONDS:g} to "
+        f"{MAX_SECONDS:g} seconds for"
+    )

@@ -78,18 +78,19 @@ def cluster_from_json(value: object, where: str) -> Cluster:
 
 def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
     """Converts a cluster to JSON values; a matrix of equal entries is one number."""
-    devices = [
-        {"name": device.name, "kind": device.kind}
-        | {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}
-        | _optional_to_json(device)
-        for device in cluster.devices
-    ]
-    matrices = {
-        "bytes_per_s": cluster.bytes_per_s,
-        "latency_s": cluster.latency_s,
-        "n_half_bytes": cluster.n_half_matrix,
-    }
-    links = {key: _matrix_to_json(matrix) for key, matrix in matrices.items()}
+    devices = []
+    for device in cluster.devices:
+        record: dict[str, Any] = {"name": device.name, "kind": device.kind}
+        record |= {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}
+        if device.peaks:
+            record["peaks"] = {dtype: json_number(float(peak)) for dtype, peak in device.peaks.items()}
+        if device.overlap_slowdown != 1:
+            record["overlap_slowdown"] = json_number(float(device.overlap_slowdown))
+        devices.append(record)
+    links: dict[str, Any] = {"bytes_per_s": cluster.bytes_per_s, "latency_s": cluster.latency_s}
+    for key, matrix in (links | {"n_half_bytes": cluster.n_half_matrix}).items():
+        rows = [[json_number(value) for value in row] for row in np.asarray(matrix, dtype=float).tolist()]
+        links[key] = rows[0][0] if (matrix == matrix[0, 0]).all() else rows
     return {
         "format": FORMAT,
         "name": cluster.name,
@@ -115,30 +116,14 @@ def _device(value: object, where: str) -> Device:
     )
 
 
-def _optional_to_json(device: Device) -> dict[str, Any]:
-    peaks = {dtype: json_number(float(peak)) for dtype, peak in device.peaks.items()}
-    slowdown = json_number(float(device.overlap_slowdown))
-    return ({"peaks": peaks} if peaks else {}) | ({"overlap_slowdown": slowdown} if slowdown != 1 else {})
-
-
 def _matrix(value: object, n_devices: int, where: str) -> FloatArray:
     if not isinstance(value, list):
         return np.full((n_devices, n_devices), number(value, where))
     rows = [array(row, f"{where}: row {index}") for index, row in enumerate(value)]
     if len(rows) != n_devices or {len(row) for row in rows} != {n_devices}:
         raise FileFormatError(f"{where}: expected one number, or {n_devices} rows of {n_devices} numbers")
-    return np.array(
-        [
-            [number(v, f"{where}: row {i}, column {j}") for j, v in enumerate(row)]
-            for i, row in enumerate(rows)
-        ]
-    )
-
-
-def _matrix_to_json(matrix: FloatArray) -> object:
-    if (matrix == matrix[0, 0]).all():
-        return json_number(float(matrix[0, 0]))
-    return [[json_number(value) for value in row] for row in matrix.tolist()]
+    cells = ([(f"row {i}, column {j}", v) for j, v in enumerate(row)] for i, row in enumerate(rows))
+    return np.array([[number(value, f"{where}: {cell}") for cell, value in row] for row in cells])
 
 
 def own_folder() -> Path:

@@ -148,9 +148,8 @@ def two_nodes_of_a100() -> Cluster:
 @preset("gpu+cpu")
 def gpu_and_cpu() -> Cluster:
     """Builds one V100 and its host, a DGX-1's pair of Xeons with far more memory, over PCIe 3.0."""
-    shape = (2, 2)
     devices = (replace(V100, name="gpu0"), replace(XEON, name="cpu0"))
-    return Cluster("gpu+cpu", devices, np.full(shape, PCIE3_BYTES_PER_S), np.full(shape, LATENCY_S))
+    return replace(uniform("gpu+cpu", V100, 2, PCIE3_BYTES_PER_S), devices=devices)
 
 
 def _of_kinds(name: str, kinds: str, link: str, share: float) -> Cluster:
@@ -158,16 +157,11 @@ def _of_kinds(name: str, kinds: str, link: str, share: float) -> Cluster:
     return linked(name, [device.kind for device in devices.devices], measured, sharing=devices.sharing)
 
 
-def _register_presets_of_kinds() -> None:
-    """Registers those of `presets.json`: kinds, a share of a measured link, and what they are."""
-    path = str(resources.files("envs.cluster").joinpath("presets.json"))
-    for name, row in cast("dict[str, Any]", read_json(path))["presets"].items():
-        build = partial(_of_kinds, name, row["kinds"], row["link"], row["share"])
-        build.__doc__ = row["what"]
-        preset(name)(build)
-
-
-_register_presets_of_kinds()
+_FILE = cast("dict[str, Any]", read_json(str(resources.files("envs.cluster").joinpath("presets.json"))))
+for _name, _row in _FILE["presets"].items():
+    _build = partial(_of_kinds, _name, _row["kinds"], _row["link"], _row["share"])
+    _build.__doc__ = _row["what"]
+    preset(_name)(_build)
 
 
 @preset("placeto-k80", sized=True)

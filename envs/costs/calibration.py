@@ -20,22 +20,11 @@ from graphs.system.errors import InputError
 from graphs.system.json_files import read_json, write_json_atomic
 
 FORMAT = "placewalk.calibration/1"
-STAND_INS = {
-    "bmm": "gemm",
-    "conv": "gemm",
-    "attention": "bmm",
-    "softmax": "elementwise",
-    "norm": "elementwise",
-    "reduction": "elementwise",
-    "gather": "elementwise",
-    "optimizer": "elementwise",
-    "move": "elementwise",
-    "other": "elementwise",
-    TENSOR: "gemm",
-}
+FIELDS = frozenset({"format", "kind", "from", "source", "licence", "multiprocessors", "l2_bytes", "classes"})
+STAND_INS = {"bmm": "gemm", "conv": "gemm", "attention": "bmm", TENSOR: "gemm"} | dict.fromkeys(
+    ("softmax", "norm", "reduction", "gather", "optimizer", "move", "other"), "elementwise"
+)
 """The class whose model holds for a class that nobody measured."""
-
-
 LATER = frozenset({"burst", "burst_s", "cached", "room_bytes", "fade"})
 """Parameters that files of before do not hold."""
 MAX_TILE = 4096
@@ -90,18 +79,15 @@ class Calibration:
     batched_tiles: Tiles = TILES
 
     def __post_init__(self) -> None:
+        where = f"calibration of '{self.kind}'"
         for op_class, fit in self.classes.items():
             if op_class not in KEYS:
-                raise CalibrationError(
-                    f"calibration of '{self.kind}': unknown op class {op_class!r}; use {', '.join(KEYS)}"
-                )
+                raise CalibrationError(f"{where}: unknown op class {op_class!r}; use {', '.join(KEYS)}")
             if type(fit.model) is not model_type(op_class):
-                raise CalibrationError(
-                    f"calibration of '{self.kind}': {op_class} has the model of another class"
-                )
+                raise CalibrationError(f"{where}: {op_class} has the model of another class")
         for op_class in NEEDED:
             if op_class not in self.classes:
-                raise CalibrationError(f"calibration of '{self.kind}': op class '{op_class}' is missing")
+                raise CalibrationError(f"{where}: op class '{op_class}' is missing")
 
     @property
     def is_in_part(self) -> bool:
@@ -187,10 +173,7 @@ def calibration_from_json(value: object, where: str) -> Calibration:
         FileFormatError: the value breaks the format, e.g. that of another version.
         CalibrationError: a parameter is out of range or a class unknown.
     """
-    keys = frozenset(
-        {"format", "kind", "from", "source", "licence", "multiprocessors", "l2_bytes", "classes"}
-    )
-    record = json_fields.fields(value, where, keys, frozenset({"batched_tiles"}), format=FORMAT)
+    record = json_fields.fields(value, where, FIELDS, frozenset({"batched_tiles"}), format=FORMAT)
     classes = json_fields.fields(record["classes"], f"{where}: classes", frozenset(), frozenset(KEYS))
     multiprocessors = json_fields.integer(record["multiprocessors"], f"{where}: multiprocessors")
     if multiprocessors < 1:
@@ -226,6 +209,11 @@ def _tiles(value: object, where: str) -> Tiles:
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     """Converts a calibration to JSON values."""
     tiles = [list(tile) for tile in calibration.batched_tiles]
+    classes = dict[str, Any]()
+    for name, fit in calibration.classes.items():
+        classes[name] = {"rows": fit.rows, "parameters": asdict(fit.model)}
+        if fit.held_out_rows:
+            classes[name]["held_out"] = {"rows": fit.held_out_rows, "median": fit.median, "p90": fit.p90}
     return {
         "format": FORMAT,
         "kind": calibration.kind,
@@ -235,7 +223,7 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
         "multiprocessors": calibration.multiprocessors,
         "l2_bytes": json_fields.json_number(float(calibration.l2_bytes)),
         **({"batched_tiles": tiles} if calibration.batched_tiles != TILES else {}),
-        "classes": {name: _class_to_json(fit) for name, fit in calibration.classes.items()},
+        "classes": classes,
     }
 
 
@@ -265,20 +253,10 @@ def _class_fit(value: object, op_class: str, where: str) -> ClassFit:
     return ClassFit(kind(**numbers), rows, held_out_rows, **errors)
 
 
-def _class_to_json(fit: ClassFit) -> dict[str, Any]:
-    record: dict[str, Any] = {"rows": fit.rows, "parameters": asdict(fit.model)}
-    if fit.held_out_rows:
-        record["held_out"] = {"rows": fit.held_out_rows, "median": fit.median, "p90": fit.p90}
-    return record
-
-
 RANGES = {
+    **dict.fromkeys(("efficiency", "sustained", "traffic", "fused", "transforms"), (1e-4, 4.0)),
+    **dict.fromkeys(("prologue", "tile_cost", "fused_prologue"), (0.0, 1e4)),
     "launch_s": (0.0, 1.0),
-    "efficiency": (1e-4, 4.0),
-    "sustained": (1e-4, 4.0),
-    "traffic": (1e-4, 4.0),
-    "prologue": (0.0, 1e4),
-    "tile_cost": (0.0, 1e4),
     "waves": (0.0, 1.0),
     "overlap": (1.0, 100.0),
     "cache": (1e-3, 1e4),
@@ -286,13 +264,10 @@ RANGES = {
     "deep": (0.0, 100.0),
     "burst": (1.0, 10.0),
     "burst_s": (1e-6, 1e3),
-    "fused": (1e-4, 4.0),
-    "fused_prologue": (0.0, 1e4),
-    "transforms": (1e-4, 4.0),
     "in_flight": (1e-3, 1e6),
     "steepness": (0.1, 100.0),
     "cached": (1.0, 1e4),
-    "room_bytes": (1.0, 1e15),
     "fade": (0.1, 100.0),
+    "room_bytes": (1.0, 1e15),
 }
 """Bounds of the parameters of models."""

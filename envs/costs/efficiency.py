@@ -18,15 +18,8 @@ from graphs.system.array_types import FloatArray, IntArray
 Tiles = tuple[tuple[int, int], ...]
 
 TILES: Tiles = (
-    (256, 128),
-    (128, 256),
-    (128, 128),
-    (128, 64),
-    (64, 128),
-    (64, 64),
-    (64, 32),
-    (32, 64),
-    (32, 32),
+    *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128)),
+    *((64, 64), (64, 32), (32, 64), (32, 32)),
 )
 """Rows and columns of the output that one block of threads computes, as the kernels of cuBLAS do."""
 CAP_SHARPNESS = 8.0
@@ -220,10 +213,6 @@ class MatmulWork:
         """Returns some of the products, by index."""
         columns = (self.shape, self.bytes_moved, self.item_bytes, self.flops_per_s, self.image)
         return MatmulWork(*(column[rows] for column in columns))
-
-    def traffic_over(self, repeats: FloatArray) -> MatmulWork:
-        """Returns the products with their traffic divided by the times that each is computed, (n,)."""
-        return replace(self, bytes_moved=self.bytes_moved / repeats)
 
 
 def both(first: FloatArray, second: FloatArray, order: float) -> FloatArray:

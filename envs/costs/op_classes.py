@@ -4,66 +4,26 @@ from __future__ import annotations
 
 from functools import cache
 
-CLASSES = (
-    "gemm",
-    "bmm",
-    "conv",
-    "attention",
-    "softmax",
-    "norm",
-    "elementwise",
-    "reduction",
-    "gather",
-    "optimizer",
-    "move",
-    "other",
-)
 MATMULS = ("gemm", "bmm", "conv", "attention")
 """Classes whose time is arithmetic in tiles; that of the others is memory traffic."""
+CLASSES = (*MATMULS, *("softmax", "norm", "elementwise", "reduction", "gather", "optimizer", "move", "other"))
 TENSOR = "gemm-tensor"
 """The name in calibrations of matrix products on tensor cores (tf32, fp16, bf16), of all classes in
 `MATMULS`."""
 
-_PREFIXES = (
-    ("optim.", "optimizer"),
-    ("aten._foreach", "optimizer"),
-    ("aten._fused_adam", "optimizer"),
-    ("aten._fused_sgd", "optimizer"),
-    ("transformers.grouped_mm_fallback", "gemm"),
-    ("aten._scaled_dot_product", "attention"),
-    ("aten.scaled_dot_product", "attention"),
-    ("aten._flash_attention", "attention"),
-    ("aten._efficient_attention", "attention"),
-    ("flex_attention", "attention"),
-    ("aten.convolution", "conv"),
-    ("aten.conv", "conv"),
-    ("aten.cudnn_convolution", "conv"),
-    ("aten.log_softmax", "softmax"),
-    ("aten._log_softmax", "softmax"),
-    ("aten.softmax", "softmax"),
-    ("aten._softmax", "softmax"),
-    ("aten._safe_softmax", "softmax"),
-    ("aten.native_layer_norm", "norm"),
-    ("aten.native_group_norm", "norm"),
-    ("aten._native_batch_norm", "norm"),
-    ("aten.native_batch_norm", "norm"),
-    ("aten.cudnn_batch_norm", "norm"),
-    ("aten._batch_norm", "norm"),
-    ("aten.batch_norm", "norm"),
-    ("aten._fused_rms_norm", "norm"),
-    ("aten.rms_norm", "norm"),
-    ("aten.layer_norm", "norm"),
-    ("aten.embedding", "gather"),
-    ("aten._embedding_bag", "gather"),
-    ("aten.index", "gather"),
-    ("aten._unsafe_index", "gather"),
-    ("aten._index_put", "gather"),
-    ("aten.gather", "gather"),
-    ("aten.scatter", "gather"),
-    ("aten.take", "gather"),
-    ("aten.nll_loss", "gather"),
-    ("aten.grid_sampler", "gather"),
-)
+_PREFIXES = {
+    "optimizer": "optim. aten._foreach aten._fused_adam aten._fused_sgd",
+    "gemm": "transformers.grouped_mm_fallback",
+    "attention": "aten._scaled_dot_product aten.scaled_dot_product aten._flash_attention "
+    "aten._efficient_attention flex_attention",
+    "conv": "aten.convolution aten.conv aten.cudnn_convolution",
+    "softmax": "aten.log_softmax aten._log_softmax aten.softmax aten._softmax aten._safe_softmax",
+    "norm": "aten.native_layer_norm aten.native_group_norm aten._native_batch_norm "
+    "aten.native_batch_norm aten.cudnn_batch_norm aten._batch_norm aten.batch_norm "
+    "aten._fused_rms_norm aten.rms_norm aten.layer_norm",
+    "gather": "aten.embedding aten._embedding_bag aten.index aten._unsafe_index aten._index_put "
+    "aten.gather aten.scatter aten.take aten.nll_loss aten.grid_sampler",
+}
 """Classes by how a type begins; names of variants (`_backward`, `_forward`, `.default`) follow."""
 
 _NAMES = {
@@ -123,7 +83,7 @@ def traffic_factor(op_type: str) -> float:
 @cache
 def op_class(op_type: str) -> str:
     """Returns the class of an op, one of `CLASSES`, by its type, e.g. `aten.addmm`; else `other`."""
-    for beginning, kind in _PREFIXES:
-        if op_type.startswith(beginning):
+    for kind, beginnings in _PREFIXES.items():
+        if op_type.startswith(tuple(beginnings.split())):
             return kind
     return _BY_NAME.get(".".join(op_type.split(".")[:2]), "other")

@@ -66,7 +66,8 @@ def _matmul_seconds(
         # A backward op may be two products of the same shape.
         products = 2 * work.shape[shaped].prod(axis=1)
         repeats = np.where(flops[shaped] > 0, flops[shaped] / products, 1.0)
-        once = work.select(shaped).traffic_over(repeats)
+        once = work.select(shaped)
+        once = replace(once, bytes_moved=once.bytes_moved / repeats)
         seconds[shaped] = repeats * model.seconds(once, machine)
     return seconds
 
@@ -113,7 +114,14 @@ def op_seconds(graph: OpGraph, cluster: Cluster) -> FloatArray:
     for index, device in enumerate(cluster.devices):
         alike = replace(device, name="", peaks={}), tuple(sorted(device.peaks.items()))
         if alike not in of_device:
-            of_device[alike] = _on_device(graph, device)
+            calibration = calibration_of(device.kind)
+            modelled = (
+                calibrated_seconds(graph, device, calibration)
+                if calibration
+                else roofline_seconds(graph, device)
+            )
+            measured = graph.seconds.get(device.kind, np.array(np.nan))
+            of_device[alike] = np.where(np.isnan(measured), modelled, measured)
         seconds[:, index] = of_device[alike]
     seconds[graph.is_source] = 0.0
     good = is_time(seconds)
@@ -176,17 +184,6 @@ def check_transfers(graph: OpGraph, cluster: Cluster) -> None:
                 f"'{sender}' to '{receiver}'; {BOUNDS}; check the units of its bytes and of the link's "
                 "bytes_per_s"
             )
-
-
-def _on_device(graph: OpGraph, device: Device) -> FloatArray:
-    calibration = calibration_of(device.kind)
-    modelled = (
-        roofline_seconds(graph, device)
-        if calibration is None
-        else calibrated_seconds(graph, device, calibration)
-    )
-    measured = graph.seconds.get(device.kind)
-    return modelled if measured is None else np.where(np.isnan(measured), modelled, measured)
 
 
 def roofline_seconds(graph: OpGraph, device: Device) -> FloatArray:

@@ -28,8 +28,8 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages) -> Agenda:
     of_device = dict(zip(stages.ranks.tolist(), of_rank, strict=True))
     none, update = np.zeros((3, 0), dtype=np.int64), np.array([[0], [0], [pipeline.microbatches]])
     of_devices = [of_device.get(device, none) for device in range(problem.n_devices)]
-    ends = np.cumsum([each.shape[1] + 1 for each in of_devices])
-    flat = [actions for each in of_devices for actions in (each, update)]
+    ends = np.cumsum([actions.shape[1] + 1 for actions in of_devices])
+    flat = [columns for actions in of_devices for columns in (actions, update)]
     kind, stage, microbatch = np.concatenate(flat, axis=1)
     action = stage * N_KINDS + kind
     action[ends - 1] = len(stages.devices) * N_KINDS + np.arange(problem.n_devices)
@@ -50,9 +50,9 @@ def number_lists(devices: IntArray, n_devices: int) -> tuple[IntArray, IntArray]
     """
     in_order, first, updates = [], [0], N_KINDS * len(devices)
     for device in range(n_devices):
-        own = np.flatnonzero(devices == device).tolist()
-        in_order += [N_KINDS * stage + FORWARD for stage in own]
-        for stage in reversed(own):
+        stages = np.flatnonzero(devices == device).tolist()
+        in_order += [N_KINDS * stage + FORWARD for stage in stages]
+        for stage in reversed(stages):
             in_order += [N_KINDS * stage + kind for kind in (RECOMPUTE, BACKWARD, WEIGHT)]
         in_order += [updates + device, updates + n_devices + device]
         first.append(len(in_order))
@@ -63,7 +63,7 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
     """Checks that the stages lie as the schedule wants them: round the devices, so many on each.
 
     Args:
-        names: of the devices.
+        names: names of the devices.
 
     Raises:
         PipelineError: they do not.

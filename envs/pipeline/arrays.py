@@ -154,12 +154,15 @@ def pipeline_arrays(problem: Problem) -> PipelineArrays:
     for_optimizer = np.zeros(graph.n_tensors, dtype=bool)
     for_optimizer[tensor[phase[graph.consumers.items] == 2]] = True
     is_gradient = for_optimizer & (phase[graph.tensor_producer] == 1)
+    accumulate_s = np.zeros((graph.n_tensors, problem.n_devices))
+    if len(gradients := np.flatnonzero(is_gradient)):
+        accumulate_s[gradients] = op_seconds(_additions(graph, gradients), problem.cluster)
     is_parameter = np.array([kind == "parameter" for kind in graph.op_types])
     return PipelineArrays(
         phase=phase,
         is_parameter=is_parameter.astype(np.int64),
         is_gradient=is_gradient.astype(np.int64),
-        accumulate_s=_accumulate_s(problem, np.flatnonzero(is_gradient)),
+        accumulate_s=accumulate_s,
         is_egress=problem.cluster.sharing == "egress",
     )
 
@@ -172,25 +175,16 @@ def placed_arrays(stages: Stages, pipeline: Pipeline) -> PlacedStages:
     return PlacedStages(*arrays, pipeline.splits_backward)
 
 
-def _accumulate_s(problem: Problem, gradients: IntArray) -> FloatArray:
-    """Times the addition of each gradient to its sum as an elementwise op, (n_tensors, n_devices)."""
-    graph = problem.graph
-    found = np.zeros((graph.n_tensors, problem.n_devices))
-    if len(gradients):
-        found[gradients] = op_seconds(_additions(graph, gradients), problem.cluster)
-    return found
-
-
 def _additions(graph: OpGraph, gradients: IntArray) -> OpGraph:
     """Makes a graph of elementwise ops that read two tensors of each gradient's size and write one."""
     dtypes = [graph.dtypes[graph.tensor_producer[tensor]] for tensor in gradients]
     ops = [
         {
-            "name": f"add{at}",
+            "name": f"add{number}",
             "type": "aten.add.Tensor",
             "bytes_moved": 3.0 * float(graph.tensor_bytes[tensor]),
         }
-        for at, tensor in enumerate(gradients)
+        for number, tensor in enumerate(gradients)
     ]
     return replace(build_graph(graph.name, graph.family, ops, []), dtypes=tuple(dtypes))
 
@@ -202,11 +196,12 @@ def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, Pip
     op, tensor = (_numbers(n, of) for n, of in ((len(q.phase), again), (len(p.producer), made)))
     outputs = np.diff(p.output_ptr)
     nothing = np.zeros(len(again), dtype=np.int64)
+    made_again = [tensor[p.output_item[p.output_ptr[of] : p.output_ptr[of + 1]]] for of in again.tolist()]
     p = p._replace(
         op_seconds=np.concatenate([p.op_seconds, p.op_seconds[again]]),
         is_source=np.concatenate([p.is_source, nothing]),
         output_ptr=np.concatenate([[0], np.concatenate([outputs, outputs[again]]).cumsum()]),
-        output_item=np.concatenate([p.output_item, _second(p, again, tensor)]),
+        output_item=np.concatenate([p.output_item, *made_again]),
         producer=np.concatenate([p.producer, op[p.producer[made]]]),
         size=np.concatenate([p.size, p.size[made]]),
         owner=np.concatenate([p.owner, np.full(len(made), -1)]),
@@ -223,13 +218,6 @@ def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, Pip
 
 def _numbers(n: int, chosen: IntArray) -> IntArray:
     """Numbers some of `n` from `n` on; -1 for the others."""
-    found = np.full(n, -1, dtype=np.int64)
-    found[chosen] = n + np.arange(len(chosen))
-    return found
-
-
-def _second(p: ProblemArrays, again: IntArray, tensor: IntArray) -> IntArray:
-    """Second tensors of ops, op by op."""
-    rows = [p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]] for op in again.tolist()]
-    found: IntArray = tensor[np.concatenate([*rows, np.zeros(0, dtype=np.int64)])]
-    return found
+    numbers = np.full(n, -1, dtype=np.int64)
+    numbers[chosen] = n + np.arange(len(chosen))
+    return numbers

@@ -42,7 +42,7 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
-        recomputed: whether each stage runs forward again before its backward actions; empty = none does.
+        recomputed: stages that run forward again before their backward actions; empty = none.
     """
 
     first: tuple[int, ...]
@@ -67,17 +67,17 @@ class Chain:
     def seconds(self) -> FloatArray:
         """Forward, backward and update seconds of each piece on each device, (3, n_pieces, n_devices)."""
         phase = phases_of(self.problem.graph)
-        found = np.zeros((3, self.n_pieces, self.problem.n_devices))
+        totals_s = np.zeros((3, self.n_pieces, self.problem.n_devices))
         runs = phase >= 0
-        np.add.at(found, (phase[runs], self.piece_of[runs]), self.problem.op_seconds[runs])
-        return found
+        np.add.at(totals_s, (phase[runs], self.piece_of[runs]), self.problem.op_seconds[runs])
+        return totals_s
 
     @cached_property
     def seconds_before(self) -> FloatArray:
         """Forward and backward seconds of the first 0, 1, ... pieces, (n_devices, n_pieces + 1)."""
-        found = np.zeros((self.problem.n_devices, self.n_pieces + 1))
-        self.seconds[:2].sum(axis=0).T.cumsum(axis=1, out=found[:, 1:])
-        return found
+        totals_s = np.zeros((self.problem.n_devices, self.n_pieces + 1))
+        self.seconds[:2].sum(axis=0).T.cumsum(axis=1, out=totals_s[:, 1:])
+        return totals_s
 
     @cached_property
     def resident_bytes(self) -> FloatArray:
@@ -97,7 +97,7 @@ class Chain:
         tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
         maker, reader = graph.tensor_producer[tensor], graph.consumers.items
         passes = (phase[maker] >= 0) & (phase[reader] != 2)
-        found = np.zeros((2, self.n_pieces + 1))
+        changes = np.zeros((2, self.n_pieces + 1))
         for direction in (0, 1):
             ends = (piece[maker], piece[reader])[:: 1 - 2 * direction]
             moves = passes & (ends[0] < ends[1])
@@ -109,9 +109,9 @@ class Chain:
             sent = np.unique(tensor[moves])
             home, size = piece[graph.tensor_producer[sent]], graph.tensor_bytes[sent]
             low, high = (reach[sent], home) if direction else (home, reach[sent])
-            np.add.at(found[direction], low + 1, size)
-            np.subtract.at(found[direction], high + 1, size)
-        return found.cumsum(axis=1)[:, :-1]
+            np.add.at(changes[direction], low + 1, size)
+            np.subtract.at(changes[direction], high + 1, size)
+        return changes.cumsum(axis=1)[:, :-1]
 
     def stages(
         self,
@@ -124,7 +124,7 @@ class Chain:
 
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
-            devices, recomputed, groups: as of `Stages`.
+            devices, recomputed, groups: see `Stages`.
         """
         begins = np.zeros(self.n_pieces, dtype=np.int64)
         begins[first[1:]] = 1
@@ -160,7 +160,8 @@ def chain_of(problem: Problem) -> Chain:
     piece_of_position = _pieces(graph, position, forward)
     _place_sources(graph, position)
     _place_backward(graph, position, phase)
-    _place_updates(graph, position, phase)
+    for op in np.flatnonzero(phase == 2).tolist():
+        position[op] = position[graph.predecessors.row(op)].max(initial=0)
     piece = _together(graph, piece_of_position[np.maximum(position, 0)], phase)
     return Chain(problem, piece, int(piece_of_position[-1]) + 1)
 
@@ -191,18 +192,18 @@ def _place_sources(graph: OpGraph, position: IntArray) -> None:
     reads = position[graph.edges[:, 1]] >= 0
     np.minimum.at(first, graph.edges[reads, 0], position[graph.edges[reads, 1]])
     sources = np.flatnonzero(graph.is_source)
-    found = np.where(
+    wanted = np.where(
         of_unit[graph.unit_of[sources]] < graph.n_ops, of_unit[graph.unit_of[sources]], first[sources]
     )
-    position[sources] = np.where(found < graph.n_ops, found, 0)
+    position[sources] = np.where(wanted < graph.n_ops, wanted, 0)
 
 
 def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None:
     """Sets `pos(b)` of backward ops."""
     needs = np.full(graph.n_ops, -1, dtype=np.int64)
     maker, reader = graph.edges.T
-    known = position[maker] >= 0
-    np.maximum.at(needs, reader[known], position[maker[known]])
+    placed_maker = position[maker] >= 0
+    np.maximum.at(needs, reader[placed_maker], position[maker[placed_maker]])
     of_unit = np.full(len(graph.units), -1, dtype=np.int64)
     placed = np.flatnonzero(position >= 0)
     np.maximum.at(of_unit, graph.unit_of[placed], position[placed])
@@ -210,18 +211,13 @@ def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None
     np.maximum.at(needs, maker[updates], of_unit[graph.unit_of[reader[updates]]])
     for tie in ties_of(graph):
         for op in tie.backward:
-            of_module = [at for at in tie.forward if graph.modules[at] == graph.modules[op]]
+            of_module = [
+                reader_op for reader_op in tie.forward if graph.modules[reader_op] == graph.modules[op]
+            ]
             needs[op] = max(needs[op], position[of_module[0]] if len(of_module) == 1 else -1)
     backward = np.flatnonzero(phase == 1)
     latest = np.maximum.accumulate(needs[backward][::-1])[::-1]
     position[backward] = np.maximum(latest, 0)
-
-
-def _place_updates(graph: OpGraph, position: IntArray, phase: IntArray) -> None:
-    """Sets `pos(u)` of updates."""
-    for op in np.flatnonzero(phase == 2).tolist():
-        makers = graph.predecessors.row(op)
-        position[op] = max(0, int(position[makers].max())) if len(makers) else 0
 
 
 def _together(graph: OpGraph, piece: IntArray, phase: IntArray) -> IntArray:
@@ -271,16 +267,16 @@ def fill(before, load, first):
     """Gives each stage in turn all the pieces that it can take within a load.
 
     Args:
-        before: as of `cut_by_load`.
+        before: see `cut_by_load`.
         load: seconds.
         first: first piece of each stage, int64 (n_stages,); written.
 
     Returns:
         End of the last stage.
     """
-    at = 0
+    piece = 0
     for stage in range(before.shape[0]):
-        first[stage] = at
+        first[stage] = piece
         row = before[stage]
-        at = np.searchsorted(row, row[at] + load * (1 + 1e-12), side="right") - 1
-    return at
+        piece = np.searchsorted(row, row[piece] + load * (1 + 1e-12), side="right") - 1
+    return piece

@@ -71,7 +71,7 @@ def _described(cluster: Cluster, devices: IntArray) -> bytes:
     pairs = np.ix_(devices, devices)
     links = [cluster.bytes_per_s[pairs], cluster.latency_s[pairs], cluster.n_half_matrix[pairs]]
     between = ~np.eye(len(devices), dtype=bool)
-    return b"".join([_kinds(cluster)[devices].tobytes(), *(each[between].tobytes() for each in links)])
+    return b"".join([_kinds(cluster)[devices].tobytes(), *(matrix[between].tobytes() for matrix in links)])
 
 
 def shares_of(problem: Problem, groups: Groups, n_microbatches: int) -> tuple[int, ...]:

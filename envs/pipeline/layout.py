@@ -43,9 +43,9 @@ def make_layout(p, q, runs, placed, agenda, list_of):
             list_of[runs.op[op]] = agenda.list_of[N_KINDS * stage + RECOMPUTE]
         list_of[op] = agenda.list_of[action]
     ptr = np.zeros(len(agenda.list_of) + 1, np.int64)
-    for each in list_of:
-        if each >= 0:
-            ptr[each + 1] += 1
+    for list_ in list_of:
+        if list_ >= 0:
+            ptr[list_ + 1] += 1
     ptr = ptr.cumsum()
     end, ops = ptr.copy(), np.empty(ptr[-1], np.int64)
     for op in range(len(list_of)):

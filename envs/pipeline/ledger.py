@@ -80,9 +80,9 @@ def note_ops(s, sent_s):
     """Notes what the ops of the device begin and end to hold."""
     begin, after = s.agenda.first[s.device], s.agenda.first[s.device + 1]
     s.reader[:] = -1
-    for each in range(begin, after - 1):
-        row = UPDATE if each == after - 2 else LAST
-        for place in range(s.layout.ptr[each], s.layout.ptr[each + 1]):
+    for list_ in range(begin, after - 1):
+        row = UPDATE if list_ == after - 2 else LAST
+        for place in range(s.layout.ptr[list_], s.layout.ptr[list_ + 1]):
             op = s.layout.op[place]
             for k in reads(s.p, s.runs, op):
                 tensor = tensor_read(s.p, s.q, s.runs, s.stage_of, s.layout, op, s.p.input_item[k])
@@ -204,12 +204,12 @@ def is_freed(s, tensor, update, column):
 @kernel
 def note_lists(s):
     """Notes what the ops of each list hold more than before it at most, and after it."""
-    for each in range(s.agenda.first[s.device], s.agenda.first[s.device + 1] - 1):
+    for list_ in range(s.agenda.first[s.device], s.agenda.first[s.device + 1] - 1):
         for column in range(4):
             held = high = most = 0.0
-            for place in range(s.layout.ptr[each], s.layout.ptr[each + 1]):
+            for place in range(s.layout.ptr[list_], s.layout.ptr[list_ + 1]):
                 high += s.taken[place]
                 most = max(most, high)
                 high -= max(s.freed[column, place] - s.kept[place], 0.0)
                 held += s.taken[place] - s.freed[column, place]
-            s.rise[each, column], s.change_of[each, column] = most, held
+            s.rise[list_, column], s.change_of[list_, column] = most, held

@@ -6,7 +6,7 @@ so far. At one instant, holdings end before others begin.
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `placed` a
 `PlacedStages`, `agenda` an `Agenda`, `layout` an `OpLists`, `programs` a `Steps`, and `s` the `Ledger` of a
 device, whose `state` and `curve` they write. `order` lists its events by time, int64 (n_events,). `op` is an
-index, `place` that of an op in `OpLists`, `each` a list, `entry` one of the agenda, `step` one of a program,
+index, `place` that of an op in `OpLists`, `list_` a list, `entry` one of the agenda, `step` one of a program,
 `microbatch` a column of the tables and `column` a row of `Ledger.freed`, all int. `free` and `host` say when
 the device and its host thread are free, seconds.
 """
@@ -41,7 +41,7 @@ def pipeline_memory(p, q, runs, placed, agenda, layout, programs, tables, times_
 
     Args:
         tables: `Tables` of the finished simulation.
-        times_s: as of `Sums`.
+        times_s: see `Sums`.
         total_s: step time, seconds.
         peak: bytes, (n_devices,); raised to those held where these are more.
         curve: bytes, (n_devices, n_parts); raised to the most held in each part of the step.
@@ -99,7 +99,7 @@ def run_device(s, order):
     agenda, state = s.agenda, s.state
     after = agenda.ptr[s.device + 1]
     for entry in range(agenda.ptr[s.device], after):
-        each, microbatch = agenda.list_of[agenda.action[entry]], min(agenda.microbatch[entry], s.end)
+        list_, microbatch = agenda.list_of[agenda.action[entry]], min(agenda.microbatch[entry], s.end)
         column = IS_FIRST * (microbatch == 0) + IS_LAST * (microbatch == s.end)
         if agenda.microbatch[entry] > s.end:
             column = 0
@@ -109,25 +109,25 @@ def run_device(s, order):
             change += s.change[order[event]]
             coming += max(s.change[order[event]], 0.0)
             event += 1
-        if len(s.curve) or state[HELD] + s.rise[each, column] + coming > state[MOST]:
-            run_ops(s, order, entry, each, microbatch, column)
+        if len(s.curve) or state[HELD] + s.rise[list_, column] + coming > state[MOST]:
+            run_ops(s, order, entry, list_, microbatch, column)
             continue
         s.n[1] = event
         state[NOW] = until_s
-        state[HELD] += change + s.change_of[each, column]
-        for place in range(s.layout.ptr[each], s.layout.ptr[each + 1]):
+        state[HELD] += change + s.change_of[list_, column]
+        for place in range(s.layout.ptr[list_], s.layout.ptr[list_ + 1]):
             if s.sent[place] >= 0:
                 keep_sent(s, place, microbatch, column, until_s)
     advance(s, order, np.inf)
 
 
 @kernel
-def run_ops(s, order, entry, each, microbatch, column):
+def run_ops(s, order, entry, list_, microbatch, column):
     """Goes through the ops of an action by time."""
     p, layout, programs, state = s.p, s.layout, s.programs, s.state
     free, host = s.tables.free_s[entry], s.tables.host_s[entry]
-    step, last_step = programs.step_ptr[each], programs.step_ptr[each + 1]
-    for place in range(layout.ptr[each], layout.ptr[each + 1]):
+    step, last_step = programs.step_ptr[list_], programs.step_ptr[list_ + 1]
+    for place in range(layout.ptr[list_], layout.ptr[list_ + 1]):
         while step < last_step and (programs.code[step] < RECEIVE or programs.reader[step] == place):
             free, host = receive(s, entry, step, microbatch, free, host)
             step += 1
@@ -154,7 +154,7 @@ def advance(s, order, until_s):
     """Goes on to a time, through the events before it.
 
     Args:
-        until_s: that time, seconds.
+        until_s: end, seconds.
     """
     state = s.state
     while s.n[1] < s.n[0] and s.time_s[order[s.n[1]]] < until_s:
@@ -172,7 +172,7 @@ def hold_until(s, until_s):
     """Holds what is held now until a later time.
 
     Args:
-        until_s: that time, seconds.
+        until_s: end, seconds.
     """
     state = s.state
     state[MOST] = max(state[MOST], state[HELD])
@@ -240,7 +240,7 @@ def issued_s(s, entry, microbatch, wire):
     """Finds how long the host thread of the device issues the copies of a wire that it queues.
 
     Args:
-        wire: as of `Steps`, int.
+        wire: see `Steps`, int.
 
     Returns:
         Seconds.

@@ -68,7 +68,7 @@ def cut_at_modules(
         )
     begins = _beginnings(graph, forward, is_called)
     piece = chain.piece_of[forward]
-    allowed = [at for at in sorted(begins) if piece[at] != piece[at - 1]]
+    allowed = [position for position in sorted(begins) if piece[position] != piece[position - 1]]
     n_stages = len(stages.devices)
     if len(allowed) < n_stages - 1:
         raise PipelineError(
@@ -77,10 +77,10 @@ def cut_at_modules(
         )
     wanted = np.array([np.argmax(stages.stage_of[forward] == stage) for stage in range(1, n_stages)])
     chosen = _nearest(wanted, np.array(allowed, dtype=np.int64)) if n_stages > 1 else []
-    first = np.array([0, *(piece[at] for at in chosen)])
+    first = np.array([0, *(piece[position] for position in chosen)])
     cut = chain.stages(first, stages.devices, stages.recomputed, stages.groups)
     return ModuleCuts(
-        modules=tuple(begins[at] for at in chosen),
+        modules=tuple(begins[position] for position in chosen),
         stages=cut,
         step_time=pipelined.simulate(cut),
         n_moved=int((cut.stage_of != stages.stage_of).sum()),
@@ -96,11 +96,11 @@ def _beginnings(graph: OpGraph, forward: IntArray, is_called: Callable[[str], bo
     """
     runs: dict[str, list[int]] = {}  # first and last position, and number of ops
     again = set()
-    for at, op in enumerate(forward.tolist()):
+    for position, op in enumerate(forward.tolist()):
         parts = graph.modules[op].split(".")
         for count in range(len(parts) if graph.modules[op] else 0):
-            run = runs.setdefault(".".join(parts[: count + 1]), [at, at, 0])
-            run[1], run[2] = at, run[2] + 1
+            run = runs.setdefault(".".join(parts[: count + 1]), [position, position, 0])
+            run[1], run[2] = position, run[2] + 1
         called = graph.op_names[op].rpartition("/")[0]
         if called != graph.modules[op]:
             again.add(graph.modules[op])
@@ -109,11 +109,11 @@ def _beginnings(graph: OpGraph, forward: IntArray, is_called: Callable[[str], bo
         for path in {graph.modules[op] for op in forward.tolist()} - again
         for part in accumulate(path.split("."), "{}.{}".format)
     }
-    found: dict[int, str] = {}
+    modules: dict[int, str] = {}
     for path, (first, last, n_ops) in runs.items():  # outer modules before those in them
         if first and last - first + 1 == n_ops and path in once - again and is_called(path):
-            found.setdefault(first, path)
-    return found
+            modules.setdefault(first, path)
+    return modules
 
 
 def _nearest(wanted: IntArray, allowed: IntArray) -> list[int]:
@@ -122,13 +122,10 @@ def _nearest(wanted: IntArray, allowed: IntArray) -> list[int]:
     came_from = []
     for position in wanted[1:]:
         best = np.minimum.accumulate(cost)
-        before = np.concatenate(
-            [[0], np.maximum.accumulate(np.where(cost == best, np.arange(len(cost)), 0))[:-1]]
-        )
-        came_from.append(before)
+        best_at = np.maximum.accumulate(np.where(cost == best, np.arange(len(cost)), 0))
+        came_from.append(np.append(0, best_at[:-1]))
         cost = np.concatenate([[np.inf], best[:-1]]) + np.abs(allowed - position)
-    at = int(np.argmin(cost))
-    chosen = [at]
+    chosen = [int(np.argmin(cost))]
     for before in reversed(came_from):
         chosen.append(int(before[chosen[-1]]))
-    return [int(allowed[each]) for each in reversed(chosen)]
+    return [int(allowed[index]) for index in reversed(chosen)]

@@ -41,7 +41,7 @@ class DataParallelPipeline(DataParallelStep):
     """A step of as many microbatches as a step of the pipeline.
 
     Attributes:
-        own_batches: whether each device computes a whole batch of its own; `step_s` is per batch then.
+        own_batches: each device computes a whole batch; `step_s` is per batch then.
     """
 
     own_batches: bool = False
@@ -58,7 +58,7 @@ class PipelineBaselines:
     Attributes:
         single: on the fastest device that has the memory; where none has, on the fastest.
         data_parallel: on the devices that make the step shortest.
-        uncut: how one device does with the batch uncut; `unknown` if its step could not be made.
+        uncut: speed of one device with the batch uncut; `unknown` if its step could not be made.
     """
 
     single: PipelineTime
@@ -104,10 +104,9 @@ class PipelineObjective(Objective):
     @cached_property
     def members(self) -> list[PipelinedProblem]:
         """The pipeline of each replica; the devices of placers are positions in the group of the first."""
-        replicated, groups = self.pipelined, self._groups
-        return (
-            replicated.replicas(groups).members if isinstance(replicated, ReplicatedProblem) else [replicated]
-        )
+        if isinstance(self.pipelined, ReplicatedProblem):
+            return self.pipelined.replicas(self._groups).members
+        return [self.pipelined]
 
     @cached_property
     def _groups(self) -> Groups:
@@ -125,7 +124,7 @@ class PipelineObjective(Objective):
         if self.pipeline.replicas == 1 or self.groups:
             return [self]
         groups = groups_for(self.problem.cluster, int(self.pipeline.replicas))
-        return [replace(self, groups=each) for each in groups]
+        return [replace(self, groups=group) for group in groups]
 
     @property
     def chain(self) -> Chain:
@@ -247,8 +246,7 @@ class PipelineObjective(Objective):
                 yield Cuts(tuple(range(self.pipeline.stages_per_device)), (device,))
 
     def _single(self) -> PipelineTime:
-        best = min(map(self.stages, self.singles()), key=self.pipelined.score)
-        return self.pipelined.simulate(best)
+        return self.pipelined.simulate(min(map(self.stages, self.singles()), key=self.pipelined.score))
 
     @cached_property
     def baselines(self) -> PipelineBaselines:
@@ -277,6 +275,6 @@ class PipelineObjective(Objective):
             step_s = before_last_s(problem, arrays, step.devices, counts) + step.step_s
             steps.append(DataParallelPipeline(**vars(step) | {"step_s": step_s}))
         for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
-            own = {"step_s": step.seconds_per_batch, "own_batches": True}
-            steps.append(DataParallelPipeline(**vars(step) | own))
+            of_batches = vars(step) | {"step_s": step.seconds_per_batch}
+            steps.append(DataParallelPipeline(**of_batches, own_batches=True))
         return min(steps, key=lambda step: (not step.fits, step.step_s, step.n_replicas, step.own_batches))

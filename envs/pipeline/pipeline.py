@@ -31,11 +31,11 @@ class Pipeline:
     Attributes:
         schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2. `auto`
             leaves the choice to `place` or `evaluate.py`.
-        microbatches: in one step, at least 1.
-        may_recompute: whether placers may run the forward ops of a stage again, which needs less memory.
+        microbatches: number in one step, at least 1.
+        may_recompute: placers may run the forward ops of a stage again, which needs less memory.
         replicas: groups of devices that each run the whole pipeline on a share of the microbatches; `auto`
             leaves their number to `place` or `evaluate.py`.
-        shard_optimizer: whether the replicas divide the optimizer's states and updates among them (ZeRO-1).
+        shard_optimizer: the replicas divide the optimizer's states and updates among them (ZeRO-1).
 
     Raises:
         PipelineError: on construction, an unknown schedule or a number out of range.
@@ -49,12 +49,12 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
-        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE} or {AUTO}"
+        choices = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE} or {AUTO}"
         if name not in (*SCHEDULES, AUTO) or (count and name != INTERLEAVED):
-            raise PipelineError(f"unknown schedule '{shortened(self.schedule)}'; {known}")
+            raise PipelineError(f"unknown schedule '{shortened(self.schedule)}'; {choices}")
         if count and count not in map(str, range(1, 1001)):
             raise PipelineError(
-                f"schedule '{name}': '{shortened(count)}' is no number of stages; {known}, V from 1 to 1000"
+                f"schedule '{name}': '{shortened(count)}' is no number of stages; {choices}, V from 1 to 1000"
             )
         if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise PipelineError(

@@ -72,20 +72,20 @@ def make_programs(p, q, runs, placed, agenda, layout, sums):
     for device in range(n_devices):
         begin, updates = agenda.first[device], agenda.first[device + 1] - 2
         backward = begin + (updates - begin) // N_KINDS
-        for each in range(begin, updates + 1):
-            known = begin if each < backward or each == updates else backward
-            if each == updates and q.is_egress:
+        for list_ in range(begin, updates + 1):
+            heard_from = begin if list_ < backward or list_ == updates else backward
+            if list_ == updates and q.is_egress:
                 queue_sums(p, placed.device_of, out, sums.is_summed, device)
-            for place in range(layout.ptr[each], layout.ptr[each + 1]):
-                if each == updates and len(sums.is_summed):
+            for place in range(layout.ptr[list_], layout.ptr[list_ + 1]):
+                if list_ == updates and len(sums.is_summed):
                     wait_for_sums(p, placed, out, sums.is_summed, layout.op[place], device, place)
-                receive_inputs(p, q, runs, placed, layout, out, device, each, known, place)
-                add_op(p, out, out.step_ptr[each], layout.op[place], device)
+                receive_inputs(p, q, runs, placed, layout, out, device, list_, heard_from, place)
+                add_op(p, out, out.step_ptr[list_], layout.op[place], device)
                 if len(sums.is_summed):
-                    send_and_note(p, q, out, sums.is_summed, out.step_ptr[each], layout.op[place], device)
+                    send_and_note(p, q, out, sums.is_summed, out.step_ptr[list_], layout.op[place], device)
                 else:
-                    send_outputs(p, q, out, out.step_ptr[each], layout.op[place], device)
-            out.step_ptr[each + 1] = out.n[STEPS]
+                    send_outputs(p, q, out, out.step_ptr[list_], layout.op[place], device)
+            out.step_ptr[list_ + 1] = out.n[STEPS]
         out.step_ptr[updates + 2] = out.n[STEPS]
         out.slot_ptr[device + 1] = out.n[SLOTS]
     for device in range(n_devices - 1 if q.is_egress else -1, -1, -1):
@@ -132,12 +132,12 @@ def tensor_read(p, q, runs, stage_of, layout, op, tensor):
 
 
 @kernel
-def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
+def receive_inputs(p, q, runs, placed, layout, out, device, list_, heard_from, place):
     """Waits for the tensors that an op reads of other devices and that its device does not have yet.
 
     Args:
-        each: list of the op, int.
-        known: from the first list of the device up to this one, what was received is known in `each`, int.
+        list_: list of the op, int.
+        heard_from: `list_` need not wait for what lists of the device received before this one, int.
     """
     op = layout.op[place]
     first = out.slot_ptr[device]
@@ -155,9 +155,9 @@ def receive_inputs(p, q, runs, placed, layout, out, device, each, known, place):
             to = source if p.rules[SENDS_PER_TENSOR] else device
             out.transfer_s[slot] = (p.size[tensor] + p.n_half[source, to]) / p.bandwidth[source, to]
             out.n[SLOTS] += 1
-        elif out.heard[wire] == each or out.heard[wire] < known:
+        elif out.heard[wire] == list_ or out.heard[wire] < heard_from:
             continue
-        out.heard[wire] = each
+        out.heard[wire] = list_
         n = out.n[STEPS]
         out.code[n] = RECEIVE_ONCE if q.is_parameter[maker] else RECEIVE
         out.number[n], out.reader[n] = out.slot_of[wire], place
@@ -248,7 +248,7 @@ def add_seconds(p, out, step, column, seconds):
     """Adds an op that takes time to a step.
 
     Args:
-        seconds: of the op.
+        seconds: time of the op.
     """
     out.seconds[step, column] += seconds + p.gaps[OP_GAP_S]
     issued_s = p.gaps[ISSUE_S] + out.issued[step, column] * p.gaps[NEXT_ISSUE_S]
@@ -274,7 +274,7 @@ def send(out, begin, row):
     """Notes in a program that a tensor is ready.
 
     Args:
-        row: of the tensor, int; `NOBODY` = no other device reads it.
+        row: row of the tensor, int; `NOBODY` = no other device reads it.
     """
     if row == NOBODY:
         return

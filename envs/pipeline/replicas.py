@@ -46,7 +46,7 @@ class Replicas:
 
     Attributes:
         problem: the graph on all devices.
-        pipeline: with the microbatches of all replicas.
+        pipeline: the pipeline with the microbatches of all replicas.
     """
 
     problem: Problem
@@ -60,11 +60,11 @@ class Replicas:
         whole = sharded(self.problem, len(self.groups)) if shards else self.problem
         members = []
         for group, share in zip(self.groups, self._shares, strict=True):
-            part, own = part_of(whole, group), replace(self.pipeline, microbatches=share, replicas=1)
+            part, alone = part_of(whole, group), replace(self.pipeline, microbatches=share, replicas=1)
             links = part.arrays.bandwidth, part.arrays.latency, part.arrays.n_half, part.op_seconds
             devices = [replace(device, name="-") for device in part.cluster.devices]
-            key = share, str(devices), *(each.tobytes() for each in links)
-            members.append(of_kind.setdefault(key, PipelinedProblem(part, own)))
+            key = share, str(devices), *(matrix.tobytes() for matrix in links)
+            members.append(of_kind.setdefault(key, PipelinedProblem(part, alone)))
         return members
 
     @cached_property
@@ -104,17 +104,17 @@ class Replicas:
         if sums is None:
             return STUCK, runs
         total_s, of_member = sums
-        for member, own in zip(self._distinct, of_member, strict=True):
+        for member, member_sums in zip(self._distinct, of_member, strict=True):
             peak = make_peak(member)
-            end_s, list_of = member._run(stages, peak, until_s, sums=own)
+            end_s, list_of = member._run(stages, peak, until_s, sums=member_sums)
             runs[member], total_s = _Run(list_of, peak), max(total_s, end_s)
         if self.pipeline.shard_optimizer:
             total_s = max(total_s, self._gathered_s(stages))
         total_s = self._data_parallel_s if self._is_data_parallel(stages) else total_s
         for member, group in zip(self.members, self.groups, strict=True) if curves.size else ():
-            own = of_member[self._distinct.index(member)]._replace(least_s=total_s)
+            member_sums = of_member[self._distinct.index(member)]._replace(least_s=total_s)
             curve = np.zeros((len(group), curves.shape[1]))
-            member._run(stages, np.zeros(len(group)), curve=curve, sums=own)
+            member._run(stages, np.zeros(len(group)), curve=curve, sums=member_sums)
             curves[list(group)] = curve
         return total_s, runs
 
@@ -209,8 +209,8 @@ def before_last_s(
     adds_s = np.where(arrays.accumulate_s > 0, arrays.accumulate_s + gap_s, 0.0).sum(axis=0)
     issue_s = problem.cluster.issue_s if problem.cluster.issue_per == "op" else 0.0
     issued_s = issue_s * ((seconds > 0).sum(axis=0) + (arrays.accumulate_s > 0).sum(axis=0))
-    each_s = np.maximum(computes_s + adds_s, issued_s)[list(devices)]
-    return float(((np.array(counts) - 1) * each_s).max())
+    microbatch_s = np.maximum(computes_s + adds_s, issued_s)[list(devices)]
+    return float(((np.array(counts) - 1) * microbatch_s).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +244,7 @@ class ReplicatedProblem(PipelinedProblem):
             op, names = int(np.argmax(outside)), [device.name for device in self.problem.cluster.devices]
             raise PipelineError(
                 f"op '{shortened(self.problem.graph.op_names[op])}' is on '{names[stages.device_of[op]]}', "
-                f"but the first of {n_replicas} replicas has {', '.join(names[each] for each in groups[0])}; "
+                f"but the first of {n_replicas} replicas has {', '.join(names[d] for d in groups[0])}; "
                 "place it there, or name other groups"
             )
         device_of, of_stages = position[stages.device_of], position[stages.devices]
@@ -254,10 +254,7 @@ class ReplicatedProblem(PipelinedProblem):
         local = replace(local, stage_of=np.minimum(local.stage_of, 0), devices=local.devices[:1])
         return self.replicas(groups, replace(self.pipeline, schedule=ONE_F_ONE_B)), local
 
-    def score(self, stages: Stages, *, until_s: float = np.inf) -> tuple[float, float]:
-        pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.score(stages, until_s=until_s)
+    def _score(self, stages: Stages, until_s: float) -> tuple[float, float]:
         replicas, local = self._local(stages)
         total_s, runs = replicas.run(local, PipelinedProblem.least_bytes, until_s=until_s)
         total_s = total_s if runs else np.inf
@@ -265,15 +262,7 @@ class ReplicatedProblem(PipelinedProblem):
             return np.inf, total_s
         return sum(member.over_bytes(runs[member].peak_bytes) for member in replicas.members if runs), total_s
 
-    def simulate(self, stages: Stages) -> PipelineTime:
-        """Simulates one step of all replicas; microbatches are numbered replica by replica.
-
-        Raises:
-            PipelineError: the schedule cannot run these stages.
-        """
-        pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.simulate(stages)
+    def _simulate(self, stages: Stages) -> PipelineTime:
         replicas, local = self._local(stages)
         total_s, runs = replicas.run(local, lambda member: np.zeros(member.problem.n_devices))
         self._check_ends(total_s)
@@ -289,10 +278,7 @@ class ReplicatedProblem(PipelinedProblem):
         merged = tuple(np.concatenate(column)[order] for column in zip(*columns, strict=True))
         return self._pipeline_time(total_s, busy_s, peak, merged)  # type: ignore[arg-type]  # six columns
 
-    def memory(self, stages: Stages, n_parts: int) -> FloatArray:
-        pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.memory(stages, n_parts)
+    def _memory(self, stages: Stages, n_parts: int) -> FloatArray:
         replicas, local = self._local(stages)
         curves = np.zeros((self.problem.n_devices, n_parts))
         replicas.run(local, lambda member: np.zeros(0), curves=curves)

@@ -39,21 +39,21 @@ def device_actions(
     Args, Raises: as of `action_arrays`.
     """
     arrays = action_arrays(pipeline, n_devices, recomputed)
-    return tuple(tuple(Action(*each) for each in of_device.T.tolist()) for of_device in arrays)
+    return tuple(tuple(Action(*action) for action in of_device.T.tolist()) for of_device in arrays)
 
 
 def action_arrays(pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = ()) -> list[IntArray]:
     """Lists kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
 
     Args:
-        n_devices: that hold stages, numbered by their first stage.
+        n_devices: number of devices that hold stages, which are numbered by their first stage.
         recomputed: stages that run forward again before each of their backward actions.
 
     Raises:
         PipelineError: the schedule does not exist for so many microbatches.
     """
     if pipeline.name not in (GPIPE, ONE_F_ONE_B):
-        again = [tuple(each for each in recomputed if each % n_devices == rank) for rank in range(n_devices)]
+        again = [tuple(s for s in recomputed if s % n_devices == rank) for rank in range(n_devices)]
         return [_actions_of_rank(pipeline, n_devices, rank, again[rank]) for rank in range(n_devices)]
     return [in_turns(pipeline, stage, n_devices - stage, stage in recomputed) for stage in range(n_devices)]
 
@@ -65,7 +65,7 @@ def schedule_csv(pipeline: Pipeline, n_devices: int) -> str:
     """
     backward = "I" if pipeline.splits_backward else "B"
     rows = device_actions(pipeline, n_devices)
-    cells = ([str(each).replace("B", backward) for each in row] for row in rows)
+    cells = ([str(action).replace("B", backward) for action in row] for row in rows)
     return "".join(",".join(row) + "\n" for row in cells)
 
 
@@ -83,11 +83,12 @@ def in_turns(pipeline: Pipeline, stage: int, n_alive: int, again: bool) -> IntAr
     Source: Huang et al. 2019, arXiv 1811.06965; PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
     """
     n = pipeline.microbatches
-    at = np.arange(n)
+    batch = np.arange(n)
     n_warm_up = n if pipeline.name == GPIPE else min(n_alive, n)
-    turn = np.concatenate([np.where(at < n_warm_up, at, 2 * at - n_warm_up + 1), n_warm_up + 2 * at])
+    forward_turn = np.where(batch < n_warm_up, batch, 2 * batch - n_warm_up + 1)
     kind = np.repeat([FORWARD, BACKWARD], n)
-    actions = np.stack([kind, np.full(2 * n, stage), np.tile(at, 2)])[:, np.argsort(turn)]
+    actions = np.stack([kind, np.full(2 * n, stage), np.tile(batch, 2)])
+    actions = actions[:, np.argsort(np.append(forward_turn, n_warm_up + 2 * batch))]
     return _with_recomputation(actions, (stage,) if again else ())
 
 
@@ -101,9 +102,9 @@ def _actions_of_rank(pipeline: Pipeline, n_devices: int, rank: int, recomputed: 
 def _with_recomputation(actions: IntArray, recomputed: tuple[int, ...]) -> IntArray:
     """Puts a recomputation before each backward action of the stages that have one."""
     again = (actions[0] == BACKWARD) & np.isin(actions[1], recomputed)
-    found = np.repeat(actions, 1 + again, axis=1)
-    found[0, (np.arange(len(again)) + np.cumsum(again) - 1)[again]] = RECOMPUTE
-    return found
+    doubled = np.repeat(actions, 1 + again, axis=1)
+    doubled[0, (np.arange(len(again)) + np.cumsum(again) - 1)[again]] = RECOMPUTE
+    return doubled
 
 
 def interleaved(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:

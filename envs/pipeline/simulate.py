@@ -162,8 +162,9 @@ class PipelinedProblem:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
         pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.score(stages, until_s=until_s)
+        return pipelined._score(stages, until_s)
+
+    def _score(self, stages: Stages, until_s: float) -> tuple[float, float]:
         peak = self.least_bytes()
         total_s, _ = self._run(stages, peak, until_s)
         total_s = total_s if total_s >= 0 else np.inf
@@ -204,14 +205,15 @@ class PipelinedProblem:
         return total_s, list_of
 
     def simulate(self, stages: Stages) -> PipelineTime:
-        """Simulates one pipelined step.
+        """Simulates one pipelined step; microbatches are numbered replica by replica.
 
         Raises:
             PipelineError: the schedule cannot run these stages.
         """
         pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.simulate(stages)
+        return pipelined._simulate(stages)
+
+    def _simulate(self, stages: Stages) -> PipelineTime:
         peak = np.zeros(self.problem.n_devices)
         total_s, list_of = self._run(stages, peak)
         self._check_ends(total_s)
@@ -245,8 +247,9 @@ class PipelinedProblem:
             Bytes, (n_devices, n_parts).
         """
         pipelined, stages = self.with_copies(stages)
-        if pipelined is not self:
-            return pipelined.memory(stages, n_parts)
+        return pipelined._memory(stages, n_parts)
+
+    def _memory(self, stages: Stages, n_parts: int) -> FloatArray:
         curve = np.zeros((self.problem.n_devices, n_parts))
         self._run(stages, np.zeros(self.problem.n_devices), curve=curve)
         return curve
@@ -289,5 +292,5 @@ class PipelinedProblem:
         times = np.where(q.phase[ops] == OPTIMIZER_PHASE, 1, count)
         op_s, sum_s = times * p.op_seconds[ops, device[ops]], (count - 1) * q.accumulate_s[sums, adder]
         n_devices = self.problem.n_devices
-        found = np.bincount(device[ops], op_s, n_devices) + np.bincount(adder, sum_s, n_devices)
-        return found.astype(np.float64)
+        busy_s = np.bincount(device[ops], op_s, n_devices) + np.bincount(adder, sum_s, n_devices)
+        return busy_s.astype(np.float64)

@@ -39,15 +39,14 @@ class Stages:
     def ranks(self) -> IntArray:
         """The devices of stages, in the order of their first stage, int64 (n_ranks,)."""
         _, first = np.unique(self.devices, return_index=True)
-        ranks: IntArray = self.devices[np.sort(first)]
-        return ranks
+        return np.take(self.devices, np.sort(first))
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """The devices of each replica in the order of `ranks`; those of the first one are `ranks`."""
         ranks = self.ranks.tolist()
-        positions = [self.groups[0].index(device) for device in ranks] if self.groups else []
-        return tuple(tuple(group[at] for at in positions) for group in self.groups) or (tuple(ranks),)
+        places = [self.groups[0].index(device) for device in ranks] if self.groups else []
+        return tuple(tuple(group[place] for place in places) for group in self.groups) or (tuple(ranks),)
 
     @property
     def placement(self) -> Placement:
@@ -59,7 +58,7 @@ def stages_of(problem: Problem, placement: Placement) -> Stages:
     """Cuts a placement into stages, with their recomputation.
 
     Raises:
-        PipelineError: as of `cut_into_stages`, or a stage does not exist.
+        PipelineError: see `cut_into_stages`; or a stage does not exist.
     """
     stages = cut_into_stages(problem, placement.device_of, placement.stage_of)
     n_stages = len(stages.devices)
@@ -93,14 +92,14 @@ def cut_into_stages(problem: Problem, device_of: IntArray, stage_of: IntArray | 
     forward = np.flatnonzero(phase == 0)
     if not len(forward):
         raise PipelineError(f"graph '{shortened(graph.name)}' has no forward ops; a pipeline needs some")
-    given = _by_device(device_of, forward) if stage_of is None else stage_of[forward]
-    _check_numbers(graph, forward, given)
+    number = _by_device(device_of, forward) if stage_of is None else stage_of[forward]
+    _check_numbers(graph, forward, number)
     stages = np.full(graph.n_ops, -1, dtype=np.int64)
-    stages[forward] = given
-    n_stages = int(given.max()) + 1
+    stages[forward] = number
+    n_stages = int(number.max()) + 1
     devices = np.full(n_stages, -1, dtype=np.int64)
-    devices[given[::-1]] = device_of[forward[::-1]]
-    _check_devices(problem, device_of, devices, forward, given)
+    devices[number[::-1]] = device_of[forward[::-1]]
+    _check_devices(problem, device_of, devices, forward, number)
     backward = np.flatnonzero(phase == 1)
     stages[backward] = _stages_of_backward(problem, device_of, stages, devices, backward)
     if stage_of is not None:
@@ -130,25 +129,25 @@ def _by_device(device_of: IntArray, forward: IntArray) -> IntArray:
     return rank[which]
 
 
-def _check_numbers(graph: OpGraph, forward: IntArray, given: IntArray) -> None:
-    if (given < 0).any():
-        op = forward[int(np.argmax(given < 0))]
+def _check_numbers(graph: OpGraph, forward: IntArray, number: IntArray) -> None:
+    if (number < 0).any():
+        op = forward[int(np.argmax(number < 0))]
         raise PipelineError(f"op '{shortened(graph.op_names[op])}' has no stage; give every forward op one")
-    missing = np.setdiff1d(np.arange(given.max() + 1), given)
+    missing = np.setdiff1d(np.arange(number.max() + 1), number)
     if len(missing):
         raise PipelineError(f"stage {missing[0]} has no forward ops; number stages from 0 without a gap")
 
 
 def _check_devices(
-    problem: Problem, device_of: IntArray, devices: IntArray, forward: IntArray, given: IntArray
+    problem: Problem, device_of: IntArray, devices: IntArray, forward: IntArray, number: IntArray
 ) -> None:
-    apart = device_of[forward] != devices[given]
+    apart = device_of[forward] != devices[number]
     if apart.any():
-        at = int(np.argmax(apart))
-        names = [problem.cluster.devices[d].name for d in (devices[given[at]], device_of[forward[at]])]
-        op = shortened(problem.graph.op_names[forward[at]])
+        index = int(np.argmax(apart))
+        names = [problem.cluster.devices[d].name for d in (devices[number[index]], device_of[forward[index]])]
+        op = shortened(problem.graph.op_names[forward[index]])
         raise PipelineError(
-            f"stage {given[at]} is on '{names[0]}', but its op '{op}' is on '{names[1]}'; "
+            f"stage {number[index]} is on '{names[0]}', but its op '{op}' is on '{names[1]}'; "
             "a stage has one device"
         )
 
@@ -164,15 +163,15 @@ def _stages_of_backward(
     forward = np.flatnonzero(stages >= 0)
     of_unit[graph.unit_of[forward[::-1]]] = stages[forward[::-1]]
     colocated = of_unit[graph.unit_of[backward]]
-    found = np.where(colocated >= 0, colocated, last_on[device_of[backward]])
-    if (found < 0).any():
-        op = backward[int(np.argmax(found < 0))]
+    stage = np.where(colocated >= 0, colocated, last_on[device_of[backward]])
+    if (stage < 0).any():
+        op = backward[int(np.argmax(stage < 0))]
         device = problem.cluster.devices[device_of[op]].name
         raise PipelineError(
             f"backward op '{shortened(graph.op_names[op])}' is on '{device}', which has no stage; place it "
             "where there are forward ops"
         )
-    return found
+    return stage
 
 
 def _take_given(
@@ -203,8 +202,8 @@ def _check_direction(graph: OpGraph, stages: IntArray, phase: IntArray, device_o
     In the backward pass a tensor may go to a later stage on another device, if the schedule can run it.
     """
     producer, consumer = graph.edges.T
-    kept = (phase[producer] >= 0) & (phase[consumer] >= 0)
-    producer, consumer = producer[kept], consumer[kept]
+    between = (phase[producer] >= 0) & (phase[consumer] >= 0)
+    producer, consumer = producer[between], consumer[between]
     earlier_phase = phase[producer] > phase[consumer]
     same_phase, later_stage = phase[producer] == phase[consumer], stages[producer] > stages[consumer]
     forward = same_phase & (phase[producer] == 0) & later_stage
@@ -216,8 +215,8 @@ def _check_direction(graph: OpGraph, stages: IntArray, phase: IntArray, device_o
         (backward, "tensors of the backward pass go to the same or an earlier stage of their device"),
     ):
         if bad.any():
-            at = int(np.argmax(bad))
-            one, other = (_described(graph, stages, int(end[at])) for end in (producer, consumer))
+            index = int(np.argmax(bad))
+            one, other = (_described(graph, stages, int(end[index])) for end in (producer, consumer))
             raise PipelineError(f"{one} makes a tensor for {other}; {rule}")
 
 

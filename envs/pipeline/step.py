@@ -8,7 +8,7 @@ In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `
 `PlacedStages` and `programs` a `Steps`. Kernels write the times of `agenda`, an `Agenda`, and of `sums`, a
 `Sums`; `clocks`, a `Clocks`; `tables`, a `Tables`; and `free`: when each link is free, seconds, by its clock.
 `n_microbatches` is a number, `device` an index, `entry` one of the agenda, `step` one of a program, `row`
-that of a tensor, and `at` the column of a microbatch in the tables, all int.
+that of a tensor, and `batch` the column of a microbatch in the tables, all int.
 """
 
 from __future__ import annotations
@@ -111,16 +111,16 @@ def advance_device(p, agenda, programs, sums, device, clocks, free, tables):
     last = tables.ready_s.shape[1] - 1
     while clocks.entry[device] < agenda.ptr[device + 1]:
         entry = clocks.entry[device]
-        each, at = agenda.list_of[agenda.action[entry]], min(agenda.microbatch[entry], last)
+        list_, batch = agenda.list_of[agenda.action[entry]], min(agenda.microbatch[entry], last)
         step = clocks.step[device]
         if step < 0:
-            step = programs.step_ptr[each]
+            step = programs.step_ptr[list_]
             agenda.start_s[entry] = UNSET
             if len(sums.begin_s) and agenda.microbatch[entry] > last:
                 clocks.free_s[device] = max(clocks.free_s[device], sums.begin_s[device])
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
-        while step < programs.step_ptr[each + 1]:
-            if not take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
+        while step < programs.step_ptr[list_ + 1]:
+            if not take_step(p, agenda, programs, sums, device, entry, step, batch, clocks, free, tables):
                 clocks.step[device] = step
                 return moved
             step += 1
@@ -135,7 +135,7 @@ def advance_device(p, agenda, programs, sums, device, clocks, free, tables):
 
 
 @kernel(inline=True)
-def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, tables):
+def take_step(p, agenda, programs, sums, device, entry, step, batch, clocks, free, tables):
     """Takes one step of a program.
 
     Returns:
@@ -162,59 +162,60 @@ def take_step(p, agenda, programs, sums, device, entry, step, at, clocks, free, 
             sums.times_s[DONE, NOBODY - 1 - row] = made_s
             return True
         last, tensor = tables.ready_s.shape[1] - 1, programs.row_wire[row] // 2
-        is_sum = at == last and programs.row_wire[row] % 2 == 1 and tensor < len(sums.is_summed)
+        is_sum = batch == last and programs.row_wire[row] % 2 == 1 and tensor < len(sums.is_summed)
         if is_sum and sums.is_summed[tensor] and agenda.microbatch[entry] <= last:  # queued with the updates
-            tables.ready_s[row, at] = max(made_s, sums.times_s[FROM, tensor])
+            tables.ready_s[row, batch] = max(made_s, sums.times_s[FROM, tensor])
             return True
         if not is_sum or not sums.is_summed[tensor]:
-            tables.ready_s[row, at] = made_s
+            tables.ready_s[row, batch] = made_s
         if len(programs.first_slot):
-            queue_copies(p, programs, row, at, entry, clocks, free, tables)
+            queue_copies(p, programs, row, batch, entry, clocks, free, tables)
         return True
     slot = programs.number[step]
     if slot < 0:
         clocks.free_s[device] = max(clocks.free_s[device], sums.times_s[FROM, NOBODY - 1 - slot])
         return True
     if code == RECEIVE_ONCE:
-        at = 0
-    if tables.arrival_s[slot, at] == UNSET:
-        ready_s = tables.ready_s[programs.row_of[programs.slot_wire[slot]], at]
+        batch = 0
+    if tables.arrival_s[slot, batch] == UNSET:
+        ready_s = tables.ready_s[programs.row_of[programs.slot_wire[slot]], batch]
         if ready_s == UNSET or len(programs.first_slot):  # or its sender has yet to queue it
             return False
         source = programs.source[slot]
         if p.detailed is not None:
-            tables.issuer[slot, at] = entry
+            tables.issuer[slot, batch] = entry
         end = copy_end_s(p, programs, slot, ready_s, source, device, device, clocks, free)
-        tables.sent_s[slot, at] = end
-        tables.arrival_s[slot, at] = end + p.latency[source, device]
-    clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, at])
+        tables.sent_s[slot, batch] = end
+        tables.arrival_s[slot, batch] = end + p.latency[source, device]
+    clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, batch])
     return True
 
 
 @kernel
 def queue_sources(p, q, programs, clocks, free, tables):
     """Sends what exists at time 0, microbatch by microbatch."""
-    for at in range(tables.ready_s.shape[1]):
+    for batch in range(tables.ready_s.shape[1]):
         for row in range(programs.n[ROWS]):
             maker = p.producer[programs.row_wire[row] // 2]
-            if p.is_source[maker] and (at == 0 or not q.is_parameter[maker]):
-                queue_copies(p, programs, row, at, -1, clocks, free, tables)
+            if p.is_source[maker] and (batch == 0 or not q.is_parameter[maker]):
+                queue_copies(p, programs, row, batch, -1, clocks, free, tables)
 
 
 @kernel(inline=True)
-def queue_copies(p, programs, row, at, entry, clocks, free, tables):
+def queue_copies(p, programs, row, batch, entry, clocks, free, tables):
     """Sends a tensor to all devices that read it, if the sender queues its copies."""
     slot, end = programs.first_slot[row], UNSET
     while slot >= 0:
-        if programs.at_end[slot] and at < tables.ready_s.shape[1] - 1:
+        if programs.at_end[slot] and batch < tables.ready_s.shape[1] - 1:
             slot = programs.next_slot[slot]
             continue
         source, target = programs.source[slot], programs.target[slot]
         if end == UNSET or not p.rules[SENDS_PER_TENSOR]:
-            end = copy_end_s(p, programs, slot, tables.ready_s[row, at], source, target, source, clocks, free)
-            tables.issuer[slot, at] = entry
-        tables.sent_s[slot, at] = end
-        tables.arrival_s[slot, at] = end + p.latency[source, target]
+            ready_s = tables.ready_s[row, batch]
+            end = copy_end_s(p, programs, slot, ready_s, source, target, source, clocks, free)
+            tables.issuer[slot, batch] = entry
+        tables.sent_s[slot, batch] = end
+        tables.arrival_s[slot, batch] = end + p.latency[source, target]
         slot = programs.next_slot[slot]
 
 
@@ -223,7 +224,7 @@ def copy_end_s(p, programs, slot, start, source, target, issuer, clocks, free):
     """Occupies the link of a copy and the host thread that issues it.
 
     Args:
-        slot: of the copy, int.
+        slot: slot of the copy, int.
         start: when the tensor is ready, seconds.
         source, target: devices, int.
         issuer: device of the host thread, int.

@@ -136,18 +136,18 @@ def split(graph: OpGraph, ties: Sequence[Copies], device_of: IntArray) -> Copied
     reader = graph.consumers.items[pair]
     read = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))[pair]
     read_number = np.minimum(copy, counts[graph.tensor_producer[read]] - 1)
-    ends = ["", COPY, *(f"{COPY}{at}" for at in range(2, int(counts.max())))]
-    names = (graph.op_names[op] + ends[at] for op, at in zip(original.tolist(), number.tolist(), strict=True))
+    ends = ["", COPY, *(f"{COPY}{repeat}" for repeat in range(2, int(counts.max())))]
+    names = (graph.op_names[op] + ends[n] for op, n in zip(original.tolist(), number.tolist(), strict=True))
     columns: dict[str, Any] = {name: getattr(graph, name)[original] for name in ARRAYS}
     columns |= {name: tuple(getattr(graph, name)[op] for op in original.tolist()) for name in TUPLES}
     new_group = int(graph.colocate.max()) + 1
     for tie in ties:
         is_weight = (graph.tensor_producer[read] == tie.ops[0]) & (counts[reader] == 1)
-        for at, device in enumerate(tie.devices):
-            read_number[is_weight & (device_of[reader] == device)] = at
-            group = new_group if at else graph.colocate[tie.ops[0]]
-            columns["colocate"][[*(first[list(tie.ops)] + at), first[tie.sums[at]]]] = group
-            new_group += at > 0
+        for index, device in enumerate(tie.devices):
+            read_number[is_weight & (device_of[reader] == device)] = index
+            group = new_group if index else graph.colocate[tie.ops[0]]
+            columns["colocate"][[*(first[list(tie.ops)] + index), first[tie.sums[index]]]] = group
+            new_group += index > 0
     mixed = np.isin(original, [op for tie in ties for op in tie.ops[1:-1]])
     columns["phases"] = tuple(np.where(mixed, "optimizer", columns["phases"]).tolist())
     by_reader = np.argsort(first[reader] + copy, kind="stable")

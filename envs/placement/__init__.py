@@ -11,7 +11,7 @@ The kernels share these arguments, and `p`, `timeline`, `device_of`, `op`, `devi
     observation: `Observation`.
     features: observed features of the devices, float32 (max_devices, N_DEVICE_FEATURES).
     result: `StepResult`.
-    waiting_s, updates_s: as in `Episode`.
+    waiting_s, updates_s: see `Episode`.
     e, unit, consumer: indices of an episode, a placement unit and an op, int.
 """
 

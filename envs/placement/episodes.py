@@ -68,8 +68,8 @@ class EpisodeSettings:
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
-        mask: which devices are offered: a `Mask`, or its name; "memory" for those with free memory, "none"
-            for every one.
+        mask: devices that are offered: a `Mask`, or its name; "memory" for those with free memory, "none" for
+            every one.
         memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
         reward: says what the step takes under the placement of an episode that ended within the memory.
 

@@ -150,10 +150,10 @@ def _follow_readers(p, is_compute, least_s, update, update_bytes, is_gradient, w
     it to a gradient of the same size, shares the update of that reader.
 
     Args:
-        is_compute: as in `MdpArrays`.
+        is_compute: see `MdpArrays`.
         least_s: least time of each op on a device, seconds, (n_ops,).
-        update, update_bytes, is_gradient, tail_s: as in `MdpArrays`, -1 or zeros before; written.
-        waits: as in `MdpArrays`, 1 where a compute op is placed alone before; written.
+        update, update_bytes, is_gradient, tail_s: see `MdpArrays`, -1 or zeros before; written.
+        waits: see `MdpArrays`, 1 where a compute op is placed alone before; written.
     """
     for op in range(len(p.is_source) - 1, -1, -1):
         first, last = p.output_ptr[op], p.output_ptr[op + 1]
@@ -183,8 +183,8 @@ def _find_joins(p, is_compute, joined, beside, moved_bytes):
     reads besides, its largest tensor counts, the first of equal ones.
 
     Args:
-        is_compute: as in `MdpArrays`.
-        joined, beside: as in `MdpArrays`, -1 before; written.
+        is_compute: see `MdpArrays`.
+        joined, beside: see `MdpArrays`, -1 before; written.
         moved_bytes: bytes of the smaller tensor, zeros before, (n_ops,); written.
     """
     for reader in range(len(is_compute)):
@@ -346,7 +346,7 @@ def simulate_op(m, p, episode, op, device, moves_unit):
     Args:
         episode: `simulated` is written.
         device: index of the device, int; -1 hides them again.
-        moves_unit: whether the whole unit goes there, bool.
+        moves_unit: true if the whole unit goes there, bool.
     """
     unit = m.unit_of[op]
     episode.simulated[op] = device

@@ -1,4 +1,7 @@
-"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes."""
+"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes.
+
+The kernels write `episode`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,8 @@ from envs.placement.state import (
     simulate_op,
 )
 from envs.simulator.arrays import copy, run_op
-from envs.simulator.kernels import run
+from envs.simulator.kernels import inputs_ready, run
 from envs.simulator.memory import peak_memory
-from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
@@ -76,7 +78,7 @@ def advance(packed, episodes, scratch, rules, e, action, observation, result):
     """Takes one decision in one episode.
 
     Args:
-        episodes, scratch, observation, result: written as by `step_episodes`.
+        episodes, scratch, observation, result: see `step_episodes`.
         action: index of the device, int; -1 decides nothing and only observes.
     """
     i = episodes.problem[e]
@@ -112,9 +114,6 @@ def advance(packed, episodes, scratch, rules, e, action, observation, result):
 def construct(m, p, episode, device):
     """Decides the unit of the op at hand and visits on to the next op that is not decided.
 
-    Args:
-        episode: written.
-
     Returns:
         Whether all visits are done, bool.
     """
@@ -135,10 +134,7 @@ def construct(m, p, episode, device):
 
 @kernel(inline=True)
 def improve(m, p, episode, device):
-    """Moves the unit of the op at hand and goes to the next visit.
-
-    Args:
-        episode: written; simulated again where the unit changes its device.
+    """Moves the unit of the op at hand, simulates it again if its device changes, and goes to the next visit.
 
     Returns:
         Whether all visits are done, bool.
@@ -155,11 +151,7 @@ def improve(m, p, episode, device):
 
 @kernel
 def keep_best(p, episode):
-    """Keeps the fastest placement so far whose footprints are within the memory.
-
-    Args:
-        episode: `best_s` and `best_device_of` are written.
-    """
+    """Keeps the fastest placement so far whose footprints are within the memory."""
     for device in range(len(p.memory)):
         if episode.load[device] > p.memory[device]:
             return
@@ -170,11 +162,7 @@ def keep_best(p, episode):
 
 @kernel
 def assign(m, p, episode, op, device):
-    """Puts the unit of an op on a device, taking it from where it was.
-
-    Args:
-        episode: `device_of`, `load`, `busy`, `updates_s` and `state` are written.
-    """
+    """Puts the unit of an op on a device, taking it from where it was."""
     unit = m.unit_of[op]
     before = episode.device_of[op]
     if before >= 0:
@@ -195,11 +183,7 @@ def assign(m, p, episode, op, device):
 
 @kernel
 def visit(m, p, episode, op):
-    """Adds a decided op to what is simulated.
-
-    Args:
-        episode: `timeline` and `time_s` are written if incremental, else `simulated`.
-    """
+    """Adds a decided op to what is simulated: to the timeline if the episode is incremental."""
     device = episode.device_of[op]
     if episode.state[IS_INCREMENTAL]:
         timeline = episode.timeline
@@ -214,7 +198,7 @@ def share_of_overflow(p, episode, peak_bytes):
     """Returns the memory that a placement needs beyond that of its devices, as a share of all memory.
 
     Args:
-        peak_bytes: (n_devices,); written.
+        peak_bytes: bytes, (n_devices,); written.
     """
     peak_memory(p, episode.simulated, episode.timeline, episode.time_s[0], peak_bytes)
     beyond = 0.0

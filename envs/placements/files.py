@@ -49,15 +49,23 @@ class NamedPlacement:
             PlacementError: it is for another graph or cluster, names an unknown op or device, leaves an op
                 out, or splits a placement unit.
         """
-        for label, own, given in (("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)):
-            if own != given:
-                raise PlacementError(f"{self.where}: is for {label} '{own}', not for '{given}'")
-        self._check_ops(graph)
+        names = ("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)
+        for label, of_file, wanted in names:
+            if of_file != wanted:
+                raise PlacementError(f"{self.where}: is for {label} '{of_file}', not for '{wanted}'")
+        ops = set(graph.op_names)
+        unknown = [op for op in (*self.device_of, *self.stage_of) if op not in ops]
+        if unknown:
+            raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
+        missing = [op for op in graph.op_names if op not in self.device_of]
+        if missing:
+            have = f" and {len(missing) - 1} more have" if len(missing) > 1 else " has"
+            raise PlacementError(f"{self.where}: op '{missing[0]}'{have} no device; place every op")
         index_of = {device.name: index for index, device in enumerate(cluster.devices)}
         for op, device in self.device_of.items():
             if device not in index_of:
-                known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
-                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
+                there = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
+                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {there}")
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
         self._check_groups(index_of)
         groups = tuple(tuple(index_of[device] for device in group) for group in self.groups)
@@ -85,16 +93,6 @@ class NamedPlacement:
                 f"{self.where}: an op is on '{min(outside)}', which is not in the first of {GROUPS}; "
                 "place all ops there"
             )
-
-    def _check_ops(self, graph: OpGraph) -> None:
-        names = set(graph.op_names)
-        unknown = [op for op in (*self.device_of, *self.stage_of) if op not in names]
-        if unknown:
-            raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
-        missing = [op for op in graph.op_names if op not in self.device_of]
-        if missing:
-            have = f" and {len(missing) - 1} more have" if len(missing) > 1 else " has"
-            raise PlacementError(f"{self.where}: op '{missing[0]}'{have} no device; place every op")
 
 
 def read_placement(path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster) -> Placement:
@@ -142,26 +140,19 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         )
     for op, device in device_of.items():
         name(device, f"{where}: device of {name(op, f'{where}: an op of device_of')!r}")
+    stages_where, groups_where = f"{where}: {RECOMPUTE}", f"{where}: {GROUPS}"
+    recompute = [
+        integer(stage, f"{stages_where}: a stage") for stage in array(record.get(RECOMPUTE, []), stages_where)
+    ]
+    groups = [array(group, groups_where) for group in array(record.get(GROUPS, []), groups_where)]
     return NamedPlacement(
         graph=name(record["graph"], f"{where}: graph"),
         cluster=name(record["cluster"], f"{where}: cluster"),
         device_of=device_of,
         where=where,
         stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
-        recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
-        groups=_groups(record.get(GROUPS, []), f"{where}: {GROUPS}"),
-    )
-
-
-def _recompute(value: object, where: str) -> tuple[int, ...]:
-    stages = [integer(stage, f"{where}: a stage") for stage in array(value, where)]
-    return tuple(sorted(set(stages)))
-
-
-def _groups(value: object, where: str) -> tuple[tuple[str, ...], ...]:
-    device = f"{where}: a device"
-    return tuple(
-        tuple(name(member, device) for member in array(group, where)) for group in array(value, where)
+        recompute=tuple(sorted(set(recompute))),
+        groups=tuple(tuple(name(device, f"{groups_where}: a device") for device in row) for row in groups),
     )
 
 

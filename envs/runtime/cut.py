@@ -98,7 +98,9 @@ class _Cutter:
             self._source(path, home)
         for node in self.trace.nodes:
             if node in self.captured.op_of_node and node not in self.trace.tangents:
-                self._compute(node)
+                op = self.captured.op_of_node[node]
+                self._call(node, self.device_of[op], op, function_name(node.target))
+                self._take_apart(node, self.device_of[op])
             elif node in self.trace.held:
                 self._call(node, self._device(node), -1, function_name(node.target))
         trained = self._ends(self.trace.gradients, homes)
@@ -138,11 +140,6 @@ class _Cutter:
         if node in self.trace.sources:
             return self._home(self.trace.sources[node])
         return self.device_of[self.captured.op_of_node[node]]
-
-    def _compute(self, node: fx.Node) -> None:
-        device = self.device_of[self.captured.op_of_node[node]]
-        self._call(node, device, self.captured.op_of_node[node], function_name(node.target))
-        self._take_apart(node, device)
 
     def _take_apart(self, node: fx.Node, device: int) -> None:
         """Names the results of an op with several of them, right after it."""
@@ -232,24 +229,17 @@ class _Cutter:
     def _number_transfers(self) -> dict[tuple[Storage, int], Transfer]:
         """Numbers transfers by sender, in the order in which it sends them."""
         transfers: dict[tuple[Storage, int], Transfer] = {}
+        storages = self.captured.storages
         for source, draft in enumerate(self.drafts):
             ranks = defaultdict[int, int](int)
             for sends in (draft.first_sends, *(entry.sends for entry in draft.entries)):
                 for target, storage in sends:
-                    spec = _spec(storage.node, self._tensor_node(storage))
-                    rank = ranks[target]
+                    # The node whose value is the tensor: the storage's, or one that takes it out of several.
+                    nodes = (made for made in (storage.node, *storages) if storages[made] is storage)
+                    spec, rank = _spec(storage.node, next(nodes)), ranks[target]
                     transfers[storage, target] = Transfer(len(transfers), source, target, rank, spec)
                     ranks[target] += 1
         return transfers
-
-    def _tensor_node(self, storage: Storage) -> fx.Node:
-        """Finds the node whose value is the tensor of a storage: it, or one that takes it out of several."""
-        storages = self.captured.storages
-        return (
-            storage.node
-            if storages[storage.node] is storage
-            else next(made for made in storages if storages[made] is storage)
-        )
 
     def _device_program(
         self,

@@ -164,11 +164,8 @@ class DeviceProgram:
     @property
     def functions(self) -> list[str]:
         """Names of the functions that are called, each once."""
-        return list(
-            dict.fromkeys(
-                instruction.function for instruction in self.instructions if isinstance(instruction, Call)
-            )
-        )
+        calls = (instruction for instruction in self.instructions if isinstance(instruction, Call))
+        return list(dict.fromkeys(call.function for call in calls))
 
 
 def function_name(target: Any) -> str:

@@ -109,10 +109,15 @@ class RankStages:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad /= sum(self._settings.shares)
-        if self.replica_group is None:
-            return torch.stack(losses).detach() if losses else None
-        self._send_from_first(self._changed)
-        return self._of_all_replicas(torch.stack(losses).detach()) if losses else None
+        made, shares = torch.stack(losses).detach() if losses else None, self._settings.shares
+        if self.replica_group is not None:
+            self._send_from_first(self._changed)
+        if made is None or self.replica_group is None:
+            return made
+        padded = nn.functional.pad(made, (0, max(shares) - len(made)))
+        of_each = [torch.empty_like(padded) for _ in shares]
+        dist.all_gather(of_each, padded, group=self.replica_group)
+        return torch.cat([of_replica[:share] for of_replica, share in zip(of_each, shares, strict=True)])
 
     def _sum_gradients(self) -> None:
         """Sums gradients over the ranks that hold a parameter, so that all of these have the same bits."""
@@ -136,13 +141,6 @@ class RankStages:
         """Gives tensors of all replicas the values of the first one."""
         for path in paths:
             dist.broadcast(self.tensors[path].detach(), group=self.replica_group, group_src=0)
-
-    def _of_all_replicas(self, losses: Tensor) -> Tensor:
-        shares = self._settings.shares
-        padded = nn.functional.pad(losses, (0, max(shares) - len(losses)))
-        of_each = [torch.empty_like(padded) for _ in shares]
-        dist.all_gather(of_each, padded, group=self.replica_group)
-        return torch.cat([of_replica[:share] for of_replica, share in zip(of_each, shares, strict=True)])
 
     @cached_property
     def schedule(self) -> Any:

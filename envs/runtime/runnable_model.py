@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.user_model import capture_model, make_model
@@ -61,10 +61,6 @@ def with_values(module: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
             for part in module.modules():
                 if callable(reset := getattr(part, "reset_parameters", None)):
                     reset()
-    return module, tree_map(_with_value, inputs)
-
-
-def _with_value(item: Any) -> Any:
-    if isinstance(item, Tensor) and item.is_meta:
-        return torch.zeros(item.shape, dtype=item.dtype)
-    return item
+    return module, tree_map_only(
+        Tensor, lambda item: torch.zeros(item.shape, dtype=item.dtype) if item.is_meta else item, inputs
+    )

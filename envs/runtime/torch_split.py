@@ -77,11 +77,12 @@ class StageModule(nn.Module):
     def _run(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         if not self._recomputes:
             return self.part(*arguments)  # type: ignore[no-any-return]
-        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=self._contexts)  # type: ignore[no-any-return]
 
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Returns the contexts of the first and of the second run, which has the buffers of the first."""
-        return nullcontext(), self._with_buffers(self._copied_buffers())
+        # Those of the first and of the second run, which has the buffers of the first.
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self._with_buffers(self._copied_buffers())
+
+        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
 
     @contextmanager
     def _with_buffers(self, first: dict[str, Tensor]) -> Iterator[None]:
@@ -265,7 +266,7 @@ def _stages(graph: fx.Graph, paths: Sequence[str]) -> dict[fx.Node, int]:
 
 def _traced(step: Step) -> fx.GraphModule:
     device = next((tensor.device for tensor in step.state.values()), torch.device("cpu"))
-    arguments = tuple(torch.zeros(each.shape, dtype=each.dtype, device=device) for each in step.tensors)
+    arguments = tuple(torch.zeros(like.shape, dtype=like.dtype, device=device) for like in step.tensors)
     try:
         with fx.traceback.preserve_node_meta(), record_calls(*step.models), marked_regions():
             traced = torch.export.export(FlatState(step), arguments).module(check_guards=False)

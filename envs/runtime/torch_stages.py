@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -64,11 +64,10 @@ class TorchStages:
         if captured is None:
             raise PipelineError("only a graph was placed; place the module to run its stages")
         self.module, self.captured, self.pipeline = unwrapped(module), captured, pipelined.pipeline
-        self.mesh = _mesh(stages)
-        self.shares = _shares(pipelined, stages)
+        self.mesh, self.shares = _mesh(stages), _shares(pipelined, stages)
         self.batch_dim, self._device, self._n_steps = batch_dim, torch.device(device), 0
         state_of(captured, self.module)
-        self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(self.module))
+        self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, partial(_is_called, self.module))
         self._n_stages, self._n_ranks = len(self.cuts.stages.devices), len(self.cuts.stages.ranks)
         if not captured.step.has_loss:
             raise PipelineError("the module was placed for inference; place it with training=True")
@@ -206,13 +205,9 @@ def _shares(pipelined: PipelinedProblem, stages: Stages) -> tuple[int, ...]:
     return shares_of(pipelined.problem, stages.replicas, pipeline.microbatches)
 
 
-def _is_called_in(module: nn.Module) -> Callable[[str], bool]:
-    """Returns what says of a path whether its module has a forward pass; lists of modules have none."""
-
-    def is_called(path: str) -> bool:
-        try:
-            return type(module.get_submodule(path)).forward is not nn.Module.forward
-        except AttributeError:
-            return False
-
-    return is_called
+def _is_called(module: nn.Module, path: str) -> bool:
+    """Says whether the module of a path has a forward pass; lists of modules have none."""
+    try:
+        return type(module.get_submodule(path)).forward is not nn.Module.forward
+    except AttributeError:
+        return False

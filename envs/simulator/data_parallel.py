@@ -33,9 +33,9 @@ class DataParallelStep:
         devices: index of the device of each replica, in the order of the ring.
         step_s: seconds of a step, in which each replica computes one batch of the captured size.
         computing_s: seconds of it that the slowest replica needs for its ops alone.
-        gradient_bytes: what each replica adds to the all-reduce in a step.
+        gradient_bytes: bytes that each replica adds to the all-reduce in a step.
         peak_bytes: greatest memory in use of each replica, (n_replicas,); gradients are views of buckets.
-        fits: whether each replica has the memory; if no device has it, the fastest stands alone.
+        fits: true if each replica has the memory; if no device has it, the fastest stands alone.
         evaluations: steps of one device that were simulated.
     """
 
@@ -65,9 +65,7 @@ class DataParallelStep:
 
 
 class _Gradients(NamedTuple):
-    """The gradients to reduce: buckets in the order of their all-reduces, and the updates that wait for
-    them.
-    """
+    """Gradients to reduce: buckets in the order of their all-reduces, and the updates that wait for them."""
 
     tensor: IntArray  # (n_gradients,) in the order in which they are ready
     bucket: IntArray  # (n_gradients,) bucket of each, ascending

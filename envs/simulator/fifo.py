@@ -96,15 +96,15 @@ def deliver(p, device_of, timeline, q, op, cycle):
             target = device_of[reader]
             if target < 0:
                 continue
-            at = now
+            arrival = now
             if target != source:
-                at = timeline.arrival[tensor * n_devices + target]
-                if at < 0.0:
-                    at = send(p, timeline, timeline.free, tensor, source, target, True, None)
-            if at > timeline.start[reader]:
-                timeline.start[reader] = at
-                q.cycle[reader] = cycle if at == now else 0
-            elif at == timeline.start[reader] and at == now:
+                arrival = timeline.arrival[tensor * n_devices + target]
+                if arrival < 0.0:
+                    arrival = send(p, timeline, timeline.free, tensor, source, target, True, None)
+            if arrival > timeline.start[reader]:
+                timeline.start[reader] = arrival
+                q.cycle[reader] = cycle if arrival == now else 0
+            elif arrival == timeline.start[reader] and arrival == now:
                 q.cycle[reader] = max(q.cycle[reader], cycle)
             q.missing[reader] -= 1
             if q.missing[reader] == 0:

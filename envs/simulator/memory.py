@@ -181,9 +181,9 @@ def bound(flows, held, in_doubt):
     """Finds a lower bound of a device's peak in bytes, and the buckets in which it may be exceeded.
 
     Args:
-        flows: of the device, (n_buckets, 2); written: `HELD` replaces `ENDS`.
+        flows: flows of the device, (n_buckets, 2); written: `HELD` replaces `ENDS`.
         held: bytes held before the first bucket.
-        in_doubt: of the device, (n_buckets,); written.
+        in_doubt: row of the device, (n_buckets,); written.
     """
     peak = held
     for bucket in range(len(flows)):
@@ -223,34 +223,34 @@ def instant(h, event):
 @kernel
 def is_before(h, event, other):
     """Says whether an event comes before another: by time, and at one instant ends before beginnings."""
-    at, other_at = instant(h, event), instant(h, other)
-    return at < other_at or (at == other_at and event & 1 > other & 1)
+    time, other_time = instant(h, event), instant(h, other)
+    return time < other_time or (time == other_time and event & 1 > other & 1)
 
 
 @kernel
-def sift(h, events, event, at, n):
+def sift(h, events, event, place, n):
     """Puts an event into a heap with the latest event on top.
 
     Args:
         events: the heap, of which the first `n` count; written.
-        at: the free position where the event starts to sink, int.
+        place: free position where the event starts to sink, int.
     """
-    while 2 * at + 1 < n:
-        child = 2 * at + 1
+    while 2 * place + 1 < n:
+        child = 2 * place + 1
         if child + 1 < n and is_before(h, events[child], events[child + 1]):
             child += 1
         if not is_before(h, event, events[child]):
             break
-        events[at] = events[child]
-        at = child
-    events[at] = event
+        events[place] = events[child]
+        place = child
+    events[place] = event
 
 
 @kernel
 def sort_events(h, events, n):
     """Sorts the first `n` events by time, in place (heap sort)."""
-    for at in range(n // 2 - 1, -1, -1):
-        sift(h, events, events[at], at, n)
+    for place in range(n // 2 - 1, -1, -1):
+        sift(h, events, events[place], place, n)
     for end in range(n - 1, 0, -1):
         event = events[end]
         events[end] = events[0]

@@ -18,9 +18,7 @@ INFINITY = np.inf
 
 
 class ReadyQueue(NamedTuple):
-    """The number of inputs that each op still waits for, and the ready ops of each device as a binary
-    heap.
-    """
+    """The inputs that each op still waits for, and the ready ops of each device as a binary heap."""
 
     missing: NDArray[np.int32]  # (n_ops,) inputs whose producer has not started
     cycle: NDArray[np.int32]  # (n_ops,) delta cycle, of the instant `start`, of the latest known input
@@ -34,15 +32,15 @@ class ReadyQueue(NamedTuple):
 
 
 @kernel
-def is_before(q, at, op, other_at, other):
+def is_before(q, ready, op, other_ready, other):
     """Says whether one queued op must run before another on the same device.
 
     Args:
-        at, other_at: when each is ready, seconds.
+        ready, other_ready: when each is ready, seconds.
         other: index of the other op, int.
     """
-    if at != other_at:
-        return at < other_at
+    if ready != other_ready:
+        return ready < other_ready
     if q.cycle[op] != q.cycle[other]:
         return q.cycle[op] < q.cycle[other]
     return op < other
@@ -51,19 +49,19 @@ def is_before(q, at, op, other_at, other):
 @kernel
 def push(timeline, q, op, device):
     """Adds an op whose ready time, its `start` in the timeline, is known to its device's heap."""
-    first, at = q.first[device], q.size[device]
+    first, place = q.first[device], q.size[device]
     ready = timeline.start[op]
-    q.size[device] = at + 1
-    while at > 0:
-        above = (at - 1) >> 1
+    q.size[device] = place + 1
+    while place > 0:
+        above = (place - 1) >> 1
         if not is_before(q, ready, op, q.heap_s[first + above], q.heap_op[first + above]):
             break
-        q.heap_s[first + at] = q.heap_s[first + above]
-        q.heap_op[first + at] = q.heap_op[first + above]
-        at = above
-    q.heap_s[first + at] = ready
-    q.heap_op[first + at] = op
-    if at == 0:
+        q.heap_s[first + place] = q.heap_s[first + above]
+        q.heap_op[first + place] = q.heap_op[first + above]
+        place = above
+    q.heap_s[first + place] = ready
+    q.heap_op[first + place] = op
+    if place == 0:
         plan(timeline, q, device)
 
 
@@ -90,7 +88,7 @@ def pop(q, device):
     popped = q.heap_op[first]
     q.size[device] = last
     ready, op = q.heap_s[first + last], np.int64(q.heap_op[first + last])
-    at, child = 0, 1
+    place, child = 0, 1
     while child < last:
         if child + 1 < last and is_before(
             q,
@@ -102,11 +100,11 @@ def pop(q, device):
             child += 1
         if is_before(q, ready, op, q.heap_s[first + child], q.heap_op[first + child]):
             break
-        q.heap_s[first + at] = q.heap_s[first + child]
-        q.heap_op[first + at] = q.heap_op[first + child]
-        at, child = child, 2 * child + 1
-    q.heap_s[first + at] = ready
-    q.heap_op[first + at] = op
+        q.heap_s[first + place] = q.heap_s[first + child]
+        q.heap_op[first + place] = q.heap_op[first + child]
+        place, child = child, 2 * child + 1
+    q.heap_s[first + place] = ready
+    q.heap_op[first + place] = op
     return np.int64(popped)
 
 

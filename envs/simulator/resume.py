@@ -24,7 +24,7 @@ import numpy as np
 from envs.problem_arrays import N_CLOCKS, OP_GAP_S, PROGRAM, SCHEDULE
 from envs.simulator.arrays import UNSENT, Timeline, clear, n_clocks
 from envs.simulator.fifo import run_fifo
-from envs.simulator.program import issue
+from envs.simulator.kernels import issue
 from envs.simulator.transfers import SendLog, rollback
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel

@@ -15,7 +15,7 @@ def single_move_costs(problem: Problem, device_of: IntArray, limit_s: float = np
 
     Args:
         device_of: a complete placement, int64 (n_ops,); not checked.
-        limit_s: how much longer than the placement's own a step time may be and still be of interest.
+        limit_s: seconds by which a step of interest may be longer than that of the placement.
 
     Returns:
         Seconds, (n_units, n_devices); infinity where the step takes longer than is of interest and that was
@@ -47,7 +47,7 @@ def simulate_moves(p, unit_ptr, unit_item, device_of, pair, work_s, limit_s, tot
         device_of: a complete placement; written, and restored.
         pair: new `SimulationPair`; written.
         work_s: work of each device, seconds, (n_devices,); written, and restored up to rounding.
-        limit_s: as in `single_move_costs`.
+        limit_s: see `single_move_costs`.
         total_s: step times in seconds, (n_units, n_devices); written.
     """
     stay_s = run_moved(p, device_of, pair, np.int64(0), np.inf, work_s)

@@ -34,26 +34,26 @@ def send(p, timeline, free, tensor, source, device, commit, log):
     Args:
         timeline: the producer has finished in it; with `commit`, `sent` and `arrival` are written.
         free: written.
-        commit: whether the transfer takes place, bool; if not, only `free` is written.
+        commit: true if the transfer takes place, bool; else only `free` is written.
     """
     base = tensor * len(p.memory)
     end = timeline.sent[base + source] if p.rules[SENDS_PER_TENSOR] else UNSENT
     is_first = end < 0.0
     if is_first:
         end = reserve(p, free, tensor, source, device, timeline.finish[p.producer[tensor]])
-    at = end + p.latency[source, device]
+    arrival = end + p.latency[source, device]
     if p.detailed is not None and p.rules[IS_EAGER]:
-        free[source] = free[device] = at
+        free[source] = free[device] = arrival
     if commit:
         timeline.sent[base + device] = end
-        timeline.arrival[base + device] = at
+        timeline.arrival[base + device] = arrival
         if log is not None:
             note(log, base + device)
         if p.rules[SENDS_PER_TENSOR] and is_first:
             timeline.sent[base + source] = end
             if log is not None:
                 note(log, base + source)
-    return at
+    return arrival
 
 
 @kernel

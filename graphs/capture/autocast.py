@@ -62,19 +62,19 @@ class CudaRegions:
     Attributes:
         stack: stack of what to undo after the capture.
         lost: true if one was disabled before the capture began, for want of CUDA.
-        known: true if CUDA's list of ops is registered.
+        knows_ops: true if CUDA's list of ops is registered.
         casts: weights that were cast in the region that is met, each with its cast.
     """
 
     stack: contextlib.ExitStack
     lost: bool = False
-    known: bool = False
+    knows_ops: bool = False
     casts: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def learn(self) -> None:
         """Registers CUDA's list of ops for CPU tensors, once; kernels that torch has chosen are set aside."""
-        if not self.known:
-            self.known = True
+        if not self.knows_ops:
+            self.knows_ops = True
             library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             self.stack.callback(library._destroy)
             registered = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
@@ -82,8 +82,8 @@ class CudaRegions:
             same = {*LOWER, *FP32} & of_cpu
             kernels: dict[str, Any] = dict.fromkeys(of_cpu - same, torch.library.fallthrough_kernel)
             for names, cast in (
-                (LOWER, self._to_lower),
-                (FP32, _to_fp32),
+                (LOWER, lambda _, *arguments: tree_map(self._lower, arguments)),
+                (FP32, lambda _, *arguments: _cast_all(arguments, torch.float32)),
                 (FP32_RESULT, _with_fp32_result),
                 (PROMOTE, _to_widest),
                 (("binary_cross_entropy",), _refused),
@@ -93,9 +93,6 @@ class CudaRegions:
             for name, kernel in kernels.items():
                 library.impl(name, kernel, _KEY)
                 self.stack.enter_context(mock.patch.object(_overload(name), "_dispatch_cache", {}))
-
-    def _to_lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tree_map(self._lower, (args, kwargs))
 
     def _lower(self, value: Any) -> Any:
         """Casts a tensor to the lower precision, and a weight only once in a region."""
@@ -175,10 +172,6 @@ def _is_cast(value: Any) -> bool:
 
 def _cast_all(arguments: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda value: value.to(dtype) if _is_cast(value) else value, arguments)
-
-
-def _to_fp32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _cast_all((args, kwargs), torch.float32)
 
 
 def _with_fp32_result(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

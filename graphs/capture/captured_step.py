@@ -98,17 +98,14 @@ def live_nodes(trace: Trace) -> set[fx.Node]:
 
 
 def _is_view(node: fx.Node) -> bool:
+    """Says whether a node allocates nothing, such as a clone that keeps the layout, which tracing leaves.
+
+    A clone of a conjugated or negated view computes what the view only notes.
+    """
     if op_packet(node) in _ALIASES or getattr(node.target, "is_view", False):
         return True
-    return op_packet(node) is torch.ops.aten.clone and _keeps_layout(node)
-
-
-def _keeps_layout(clone: fx.Node) -> bool:
-    """Says whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on.
-
-    A clone of a conjugated or negated view does change something: it computes what the view only notes.
-    """
-    before, after = node_value(clone.all_input_nodes[0]), node_value(clone)
-    if before.is_conj() != after.is_conj() or before.is_neg() != after.is_neg():
+    if op_packet(node) is not torch.ops.aten.clone:
         return False
-    return bool(before.stride() == after.stride())
+    before, after = node_value(node.all_input_nodes[0]), node_value(node)
+    is_noted = before.is_conj() == after.is_conj() and before.is_neg() == after.is_neg()
+    return bool(is_noted and before.stride() == after.stride())

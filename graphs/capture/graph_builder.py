@@ -50,7 +50,12 @@ class GraphBuilder:
         """Builds the op graph of the trace; what cannot be printed in a name is escaped."""
         live = live_nodes(self.trace)
         for node in self.trace.nodes:
-            if node in live and self._allocates(node):
+            is_source = node.op in ("placeholder", "get_attr")
+            if (
+                node in live
+                and not is_source
+                and any(made.node is node for made in self._storages_of([node]))
+            ):
                 self._add_compute(node)
         self._add_unread()
         for path in self.state:
@@ -64,15 +69,12 @@ class GraphBuilder:
         ]
         return build_graph(name, "", self.ops, tensors)
 
-    def _allocates(self, node: fx.Node) -> bool:
-        """Says whether a node computes something: it is no source, no view and no metadata."""
-        is_source = node.op in ("placeholder", "get_attr")
-        return not is_source and any(storage.node is node for storage in self._storages_of([node]))
-
     def _add_compute(self, node: fx.Node) -> None:
         reads = self._storages_of(node.all_input_nodes)
         backward = node in self.trace.backward
-        path, scope = _module_of(node)
+        path, scope = "", ""
+        if call := call_of(node):
+            path, scope = call.path, f"{call.path}@{call.number}" if call.number else call.path
         kind = str(op_packet(node))
         prefix = "recompute" if RUN in node.meta else "gradients"
         op_name = "/".join([prefix] * backward + [scope] * bool(scope) + [kind.rpartition(".")[2]])
@@ -90,13 +92,9 @@ class GraphBuilder:
             dtype=op_dtype(node),
             **({"gemm": gemm} if (gemm := op_gemm(node)) else {}),
             **({"image": image} if (image := op_image(node)) else {}),
-            **self._origin(node),
+            **({"source": line} if (line := printable(source_of(node))) else {}),
+            **self._shape(tensors_of(node_value(node))),
         )
-
-    def _origin(self, node: fx.Node) -> dict[str, object]:
-        """The fields of an op that say where it comes from and what it makes."""
-        line = printable(source_of(node))
-        return ({"source": line} if line else {}) | self._shape(tensors_of(node_value(node)))
 
     def _shape(self, made: Sequence[Tensor]) -> dict[str, object]:
         """The shape of the first tensor that an op makes, where it makes one."""
@@ -236,11 +234,3 @@ class GraphBuilder:
             unique = f"{name}_{self.times_named[name]}"
         self.times_named[unique] = 0
         return unique
-
-
-def _module_of(node: fx.Node) -> tuple[str, str]:
-    """Returns the path of the module that ran a node, and the path with `@` and the number of the call."""
-    call = call_of(node)
-    if call is None:
-        return "", ""
-    return call.path, f"{call.path}@{call.number}" if call.number else call.path

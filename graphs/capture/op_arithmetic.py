@@ -165,12 +165,12 @@ _PRODUCTS = {
     1: "addmm baddbmm addbmm addmv _addmm_activation _sparse_addmm sspaddmm sparse_sampled_addmm "
     "_sparse_semi_structured_addmm",
 }
-LEFT_FACTOR = {f"aten.{name}": at for at, names in _PRODUCTS.items() for name in names.split()}
+LEFT_FACTOR = {f"aten.{name}": left for left, names in _PRODUCTS.items() for name in names.split()}
 """Index of the left factor of each matrix product among the arguments of its op; weights that are 2:4 sparse
 count as they are stored."""
 LEFT_FACTOR["transformers.grouped_mm_fallback"] = 0
 _GEMMS: dict[str, Callable[..., Gemm]] = {
-    **{name: partial(_product, left=at) for name, at in LEFT_FACTOR.items()},
+    **{name: partial(_product, left=left) for name, left in LEFT_FACTOR.items()},
     **{name: _grouped_product for name in LEFT_FACTOR if "grouped_mm" in name},
     "aten._sparse_semi_structured_linear": lambda x, weight, *_, out, **__: _product(
         x.mT, weight, left=1, out=out.mT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from math import log2, prod
 from typing import Any
@@ -86,13 +86,9 @@ def cost_notices(nodes: Iterable[fx.Node]) -> Iterator[str]:
             f"the time of {', '.join(guessed)} is a guess (an operation per number, each tensor moved once); "
             "give its flops to torch.utils.flop_counter.register_flop_formula"
         )
-    made = [
-        tensor
-        for node in nodes
-        for each in (node, *node.all_input_nodes)
-        for tensor in tensors_of(node_value(each))
-    ]
-    if unknown := sorted({str(each.dtype) for each in made if tensor_dtype([each]) == "fp8"} - _FP8):
+    used = {other for node in nodes for other in (node, *node.all_input_nodes)}
+    made = [tensor for node in used for tensor in tensors_of(node_value(node))]
+    if unknown := sorted({str(t.dtype) for t in made if tensor_dtype([t]) == "fp8"} - _FP8):
         yield f"{', '.join(unknown)} is no type that the cost model knows; it is costed as fp8"
 
 
@@ -111,8 +107,8 @@ def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]
     and writes its outputs, among them a number per row of the scores, but no scores.
 
     Args:
-        storage_of: the storage that an input node sees and its size in bytes. Reading through several views
-            of one storage counts no more than the storage.
+        storage_of: returns the storage that an input node sees and its size in bytes. Reading through several
+            views of one storage counts no more than the storage.
     """
     packet = op_packet(node)
     if packet in _UNTOUCHED:
@@ -173,11 +169,6 @@ def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
     return indices.numel() * table.shape[1]
 
 
-def _fft(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
-    """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
-    return _fft_flops(list(x.shape), dims)
-
-
 def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: int, **_: object) -> float:
     """Half of what a complex signal of the result's shape takes."""
     shape = list(x.shape)
@@ -185,12 +176,13 @@ def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: i
     return _fft_flops(shape, dims) / 2
 
 
-def _fft_flops(shape: list[int], dims: list[int]) -> float:
+def _fft_flops(shape: Sequence[int], dims: list[int]) -> float:
+    """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
     return 5 * prod(shape) * log2(prod(shape[dim] for dim in dims))
 
 
 _FORMULAS: dict[Any, Formula] = {
-    aten.convolution_backward: lambda *given, **_: 2 * prod(convolution_backward_extents(*given)),
+    aten.convolution_backward: lambda *values, **_: 2 * prod(convolution_backward_extents(*values)),
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._trilinear: _trilinear,
@@ -200,8 +192,8 @@ _FORMULAS: dict[Any, Formula] = {
     aten._embedding_bag_forward_only: _bag,
     aten._embedding_bag_backward: _bag,
     aten._embedding_bag_dense_backward: _bag,
-    aten._fft_c2c: _fft,
-    aten._fft_r2c: lambda *given, **named: _fft(*given, **named) / 2,
+    aten._fft_c2c: lambda x, dims, *_, **__: _fft_flops(x.shape, dims),
+    aten._fft_r2c: lambda x, dims, *_, **__: _fft_flops(x.shape, dims) / 2,
     aten._fft_c2r: _fft_to_real,
 }
 

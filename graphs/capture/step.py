@@ -53,9 +53,9 @@ class Step(nn.Module):
     CPU because some ops cannot be traced on meta, such as the backward pass of a cross-entropy.
 
     Args:
-        inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
+        inputs: arguments of the module: one tensor, a sequence of any nesting, or a mapping by keyword.
         training: true if a backward pass follows. If not, the copy is in evaluation mode without gradients.
-        loss: the output that is the loss, as `graphs.capture.loss.find_loss` takes it.
+        loss: output that is the loss, see `graphs.capture.loss.find_loss`.
         known_values: keeps the values of the tensors; none are read without.
 
     Attributes:
@@ -120,10 +120,6 @@ class Step(nn.Module):
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     @property
-    def _trained(self) -> set[str]:
-        return {path for path, tensor in self.state.items() if tensor.requires_grad}
-
-    @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Paths of each tensor, and of each submodule without tensors, that is held several times."""
         held: dict[int, list[str]] = {}
@@ -141,9 +137,9 @@ class Step(nn.Module):
         before = dict(zip(self.state, state, strict=True))
         shapes = {path: tensor.shape for path, tensor in before.items()}
         # What is assigned to is copied, as its backward pass may read what it was.
-        given = before | {path: before[path].clone() for path in self.assigned}
-        given |= {path: hooked(before[path], hooks) for path, hooks in self.hooks.items()}
-        by_path = {f"model.{path}": tensor for path, tensor in given.items()}
+        used = before | {path: before[path].clone() for path in self.assigned}
+        used |= {path: hooked(before[path], hooks) for path, hooks in self.hooks.items()}
+        by_path = {f"model.{path}": tensor for path, tensor in used.items()}
         carried = Carried(
             self.model, self._paths, trains=self.has_loss, items_are_tensors=self.items_are_tensors
         )
@@ -157,10 +153,11 @@ class Step(nn.Module):
         if resized := [path for path, shape in shapes.items() if before[path].shape != shape]:
             raise CaptureError(f"forward resizes '{resized[0]}'; {ONCE}")
         assigned = {
-            path: by_path[f"model.{path}"] for path in given if by_path[f"model.{path}"] is not given[path]
+            path: by_path[f"model.{path}"] for path in used if by_path[f"model.{path}"] is not used[path]
         }
         self.assigned |= assigned.keys()
-        carry_assignments(before, {path: by_path[f"model.{path}"] for path in self.assigned}, self._trained)
+        trained = {path for path, tensor in self.state.items() if tensor.requires_grad}
+        carry_assignments(before, {path: by_path[f"model.{path}"] for path in self.assigned}, trained)
         return made
 
     def restore(self) -> None:
@@ -235,9 +232,13 @@ class Step(nn.Module):
             isinstance(leaf, Tensor) != isinstance(captured, Tensor)
             for leaf, captured in zip(leaves, self._leaves, strict=True)
         ):
+            captured = tree_unflatten(self._leaves, self._spec)
+            words = f"{len(captured)} by position"
+            if isinstance(captured, dict):
+                words = shortened(f"{', '.join(map(str, captured))} by keyword")
             raise CaptureError(
-                "inputs of another structure than those it was captured with, which were "
-                f"{self._described()}; capture it anew"
+                f"inputs of another structure than those it was captured with, which were {words}; "
+                "capture it anew"
             )
         for leaf, captured in zip(leaves, self._leaves, strict=True):
             if not isinstance(leaf, Tensor) and leaf != captured:
@@ -253,12 +254,6 @@ class Step(nn.Module):
         if isinstance(arguments, dict) and isinstance(captured, dict) and arguments.keys() == captured.keys():
             arguments = {key: arguments[key] for key in captured}
         return tree_flatten(arguments)
-
-    def _described(self) -> str:
-        inputs = tree_unflatten(self._leaves, self._spec)
-        if isinstance(inputs, dict):
-            return shortened(f"{', '.join(map(str, inputs))} by keyword")
-        return f"{len(inputs)} by position"
 
     def _fake(self, tensor: Tensor, what: str) -> Tensor:
         if why := why_not_costed(tensor):

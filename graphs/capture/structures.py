@@ -50,8 +50,8 @@ def batch_size(inputs: Any, dim: int = 0, names: Sequence[str | int] = (), count
     """
     leaves, chosen = _named_leaves(inputs), set(map(str, names))
     if unknown := sorted(chosen - {name for name, _ in leaves}):
-        known = ", ".join(dict.fromkeys(name for name, _ in leaves))
-        raise InputError(f"no input is '{unknown[0]}'; the inputs are {known}")
+        inputs_are = f"the inputs are {', '.join(dict.fromkeys(name for name, _ in leaves))}"
+        raise InputError(f"no input is '{unknown[0]}'; {inputs_are}")
     wanted = [leaf for name, leaf in leaves if isinstance(leaf, Tensor) and (not names or name in chosen)]
     shapes = [leaf.shape for leaf in wanted if leaf.dim() > dim >= 0]
     if not shapes:
@@ -199,7 +199,7 @@ def holds_tensors(value: Any, depth: int = 4) -> bool:
     if any(isinstance(leaf, Tensor) for leaf in leaves):
         return True
     objects = [_attributes_of(leaf) for leaf in leaves if not isinstance(leaf, type | nn.Module)]
-    return depth > 0 and any(holds_tensors(list(each.values()), depth - 1) for each in objects)
+    return depth > 0 and any(holds_tensors(list(part.values()), depth - 1) for part in objects)
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:

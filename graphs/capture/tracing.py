@@ -46,16 +46,16 @@ class Trace:
 
     Attributes:
         nodes: all nodes but the output, in program order.
-        sources: placeholder -> what it stands for: the path of a parameter or buffer, or `input.<index>`.
+        sources: placeholder -> path of a parameter or buffer, or `input.<index>`.
         tangents: placeholder of the gradient of the loss by itself -> the loss.
         outputs: the loss alone, or what the module returns.
         new_values: path of a buffer, or `input.<index>` -> its value after the step, if the step changes it.
         gradients: path of a parameter -> its gradient.
         backward: nodes of the backward pass.
-        held: what nodes must yield for the trace to hold, as `KnownValues.held` returns it; most traces hold
+        held: node -> value that it must yield for the trace to hold, see `KnownValues.held`; most traces hold
             for any values.
         unread: ops that run though nothing reads what they make.
-        why_no_calls: why nodes know no module calls, in one line; "" if they do.
+        why_no_calls: reason for which nodes know no module calls, in one line; "" if they do.
         lost: lines on what other steps do that this one does not.
     """
 

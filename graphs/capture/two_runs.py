@@ -150,8 +150,8 @@ class ValueNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **kwargs)
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self._n_drawn += draws
-        number = hash((str(func), self._n_drawn if draws else 0, *(each for each, _ in read)))
-        varies = draws or any(each for _, each in read)
+        number = hash((str(func), self._n_drawn if draws else 0, *(value for value, _ in read)))
+        varies = draws or any(value for _, value in read)
         written = self._written(func, args, kwargs)
         for place, leaf in enumerate(tree_leaves(made)):
             if isinstance(leaf, Tensor) and _memory(leaf)[0] not in self._numbers:

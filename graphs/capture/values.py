@@ -102,15 +102,15 @@ def why_not_costed(tensor: Tensor) -> str:
 
 def note_stored(sources: Mapping[fx.Node, str], module: nn.Module, inputs: Any) -> None:
     """Keeps with the nodes of sparse sources, named as in `Trace.sources`, what the real tensors hold."""
-    given = {f"input.{at}": each for at, each in enumerate(tensors_of(as_arguments(inputs)))}
+    by_name = {f"input.{index}": value for index, value in enumerate(tensors_of(as_arguments(inputs)))}
     for node in filter(is_sparse, sources):
         name = sources[node]
-        tensor = given[name] if name in given else attrgetter(name)(module)
+        tensor = by_name[name] if name in by_name else attrgetter(name)(module)
         parts = [getattr(tensor, part)() for part in _PARTS[tensor.layout]]
         node.meta[STORED] = parts[-1].numel(), sum(map(size_bytes, parts))
         for other in node.graph.nodes:
             made, makers = tensors_of(node_value(other)), filter(is_sparse, other.all_input_nodes)
-            if any(not each.numel() for each in made) and any(sparse_sizes(each)[0] for each in makers):
+            if not all(part.numel() for part in made) and any(sparse_sizes(maker)[0] for maker in makers):
                 raise CaptureError(f"{other.target} reads parts of a sparse tensor; give them as inputs")
 
 

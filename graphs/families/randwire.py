@@ -90,10 +90,6 @@ class Gate(nn.Module):
         return x + torch.sigmoid(gate) * (torch.tanh(value) - x)
 
 
-def _dense(width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, width), nn.Tanh())
-
-
 def _attention(width: int) -> nn.Module:
     return nn.Sequential(
         nn.LayerNorm(width), Attention(width, width // 64, causal=True, joint=True, fused=True)
@@ -121,7 +117,7 @@ WORDS: dict[str, Layer] = {
     "dense": lambda width: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()),
 }
 STATE: dict[str, Layer] = {
-    "dense": _dense,
+    "dense": lambda width: nn.Sequential(nn.Linear(width, width), nn.Tanh()),
     "gate": Gate,
     "feed-forward": lambda width: FeedForward(width, 2 * width),
 }

@@ -12,7 +12,7 @@ import numpy as np
 from graphs.graph_columns import AMOUNTS, Csr, GraphError
 from graphs.op_graph import OpGraph
 from graphs.op_records import check_records, parse_amounts, parse_ops
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import FloatArray
 from graphs.system.json_fields import array, fields, integer, json_number, name, text
 from graphs.system.json_files import (
     MAX_DECOMPRESSED_BYTES,
@@ -78,16 +78,21 @@ def graph_from_json(value: object, where: str) -> OpGraph:
     record = fields(value, where, GRAPH_REQUIRED, GRAPH_OPTIONAL, format=FORMAT)
     columns = parse_ops(array(record["ops"], f"{where}: ops"), f"{where}: op")
     tensors = array(record["tensors"], f"{where}: tensors")
-    tensor_where = f"{where}: tensor"
+    tensor_where, tied_where = f"{where}: tensor", f"{where}: tied"
     check_records(tensors, tensor_where, TENSOR_REQUIRED, TENSOR_OPTIONAL)
+    producers = [integer(row["producer"], f"{tensor_where} {i}: producer") for i, row in enumerate(tensors)]
+    tied = [
+        tuple(text(path, f"{tied_where} {index}") for path in array(group, f"{tied_where} {index}"))
+        for index, group in enumerate(array(record.get("tied", []), tied_where))
+    ]
     try:
         return OpGraph(
             name=name(record["name"], f"{where}: name"),
             family=text(record.get("family", ""), f"{where}: family"),
-            tensor_producer=_producers(tensors, tensor_where),
+            tensor_producer=np.array(producers, dtype=np.int64),
             tensor_bytes=parse_amounts(tensors, "bytes", tensor_where),
             consumers=_consumers(tensors, tensor_where),
-            tied=_tied(record.get("tied", []), f"{where}: tied"),
+            tied=tuple(tied),
             **columns,
         )
     except GraphError as error:
@@ -104,8 +109,7 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
     measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
     sizes = _json_column(graph.tensor_bytes)
     colocate = graph.colocate.tolist()
-    gemm, image = map(_nonzero_rows, (graph.gemm, graph.image))
-    ops = []
+    gemm, image, ops = graph.gemm.tolist(), graph.image.tolist(), []
     for op, op_name in enumerate(graph.op_names):
         record: dict[str, Any] = {
             "name": op_name,
@@ -116,19 +120,13 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             "colocate": None if colocate[op] < 0 else colocate[op],
         }
         seconds = {kind: values[op] for kind, values in measured.items() if values[op] is not None}
-        optional = {
-            "seconds": seconds,
-            "dtype": graph.dtypes[op],
-            "gemm": gemm[op],
-            "image": image[op],
-            "source": graph.sources[op],
-        }
-        shape = graph.shapes[op]
-        ops.append(
-            record
-            | {key: value for key, value in optional.items() if value}
-            | ({} if shape is None else {"shape": list(shape)})
-        )
+        optional: dict[str, Any] = {"seconds": seconds, "dtype": graph.dtypes[op]}
+        optional |= {"gemm": any(gemm[op]) and gemm[op], "image": any(image[op]) and image[op]}
+        optional["source"] = graph.sources[op]
+        record |= {key: value for key, value in optional.items() if value}
+        if (shape := graph.shapes[op]) is not None:
+            record["shape"] = list(shape)
+        ops.append(record)
     readers, ends = graph.consumers.items.tolist(), graph.consumers.ptr.tolist()
     tensors = [
         {"producer": producer, "bytes": sizes[tensor], "consumers": readers[ends[tensor] : ends[tensor + 1]]}
@@ -145,21 +143,6 @@ def _plain_suffix(path: Path) -> str:
     return suffix
 
 
-def _tied(value: object, where: str) -> tuple[tuple[str, ...], ...]:
-    groups = enumerate(array(value, where))
-    return tuple(
-        tuple(text(path, f"{where} {index}") for path in array(group, f"{where} {index}"))
-        for index, group in groups
-    )
-
-
-def _producers(tensors: Sequence[Record], where: str) -> IntArray:
-    values = [
-        integer(tensor["producer"], f"{where} {index}: producer") for index, tensor in enumerate(tensors)
-    ]
-    return np.array(values, dtype=np.int64)
-
-
 def _consumers(tensors: Sequence[Record], where: str) -> Csr:
     rows = [array(tensor["consumers"], f"{where} {index}: consumers") for index, tensor in enumerate(tensors)]
     for index, row in enumerate(rows):
@@ -173,12 +156,6 @@ def _consumers(tensors: Sequence[Record], where: str) -> Csr:
     return Csr.from_pairs(
         owner, np.array([v for row in rows for v in sorted(row)], dtype=np.int64), len(rows)
     )
-
-
-def _nonzero_rows(table: IntArray) -> list[list[int] | None]:
-    """Lists the rows of a table; None for a row of zeros."""
-    rows: list[list[int]] = table.tolist()
-    return [row if any(row) else None for row in rows]
 
 
 def _json_column(values: FloatArray) -> list[int | float | None]:

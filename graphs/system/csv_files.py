@@ -21,19 +21,19 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
     Text is made printable, and gets an apostrophe in front where a spreadsheet would take it for a formula.
     """
+
+    def inert(cell: object) -> object:
+        if not isinstance(cell, str):
+            return cell
+        return printable(f"'{cell}" if cell.startswith(FORMULA) else cell)
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_inert(cell) for cell in row] for row in rows)
+    writer.writerows(map(inert, row) for row in rows)
     write_bytes_atomic(path, text.getvalue().encode())
 
 
 def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
     """Writes objects of a dataclass as `write_csv` does, a column for each field."""
     write_csv(path, [column.name for column in fields(kind)], map(astuple, rows))
-
-
-def _inert(cell: object) -> object:
-    if not isinstance(cell, str):
-        return cell
-    return printable(f"'{cell}" if cell.startswith(FORMULA) else cell)

@@ -31,7 +31,7 @@ class InputError(ValueError):
     the program.
 
     Args:
-        message: may hold any names of files and other people's errors, as `shown` makes it fit to be shown.
+        message: text that may hold any names of files and other people's errors; `shown` makes it fit.
     """
 
     exit_code = 2

@@ -31,7 +31,7 @@ def fields(
 
     Args:
         where: begins the message of any error, which names all missing keys.
-        format: what the key `format` must hold; it is checked first, as another format has other keys.
+        format: value of the key `format`; it is checked first, as another format has other keys.
     """
     if not isinstance(value, Mapping):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
@@ -39,8 +39,8 @@ def fields(
         raise FileFormatError(f"{where}: format is {quoted(value['format'])}; expected '{format}'")
     unknown = value.keys() - required - optional
     if unknown:
-        known = ", ".join(sorted(required | optional))
-        raise FileFormatError(f"{where}: unknown key {min(unknown)!r}; known keys are {known}")
+        allowed = ", ".join(sorted(required | optional))
+        raise FileFormatError(f"{where}: unknown key {min(unknown)!r}; known keys are {allowed}")
     missing = sorted(required - value.keys())
     if missing:
         keys = ", ".join(map(repr, missing))

@@ -6,7 +6,6 @@ Strict means: UTF-8, no duplicate keys, no NaN or Infinity.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import secrets
@@ -150,7 +149,7 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
                     os.fchown(file.fileno(), owner, group)
             if before:
                 os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-            file.write(_gzip(data) if path.suffix == ".gz" else data)
+            file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
             file.flush()
             if draft != path:
                 os.fsync(file.fileno())
@@ -241,13 +240,6 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
-
-
-def _gzip(data: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
-        file.write(data)
-    return buffer.getvalue()
 
 
 class JournalError(InputError):

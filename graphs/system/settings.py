@@ -23,14 +23,14 @@ class Option:
     """The settings of a field besides its type and default.
 
     Attributes:
-        help: what it decides; without the default, which is appended.
+        help: text of the help, without the default, which is appended.
         group: heading of the help under which its flag stands.
         least, above, most: bounds of a number: at least, more than, at most.
         choices: the values allowed; of a list, for each element.
-        some: whether a list must not be empty.
-        metavar: how the flag's value is shown; by default by its type, or the choices where they are short.
-        default: how the default is described in the help; by default its value.
-        without_value: what the flag means where no value follows it; None: a value must follow.
+        some: a list must not be empty.
+        metavar: placeholder of the flag's value; by default its type, or the choices where they are short.
+        default: description of the default in the help; by default its value.
+        without_value: value of the flag where none follows it; None: a value must follow.
     """
 
     help: str
@@ -56,8 +56,8 @@ def option_of(cls: type[Settings], name: str, default: Any) -> Any:
     Args:
         cls: the other class, which has a field of this name and type.
     """
-    known = next(item for item in fields(cls) if item.name == name)
-    return field(default=default, metadata=known.metadata)
+    metadata = next(item.metadata for item in fields(cls) if item.name == name)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Settings:
 
         Args:
             values: a mapping of field names; a single string stands for a list of one.
-            where: what to call the source in messages.
-            base: what holds for keys that are not given; by default the defaults.
+            where: name of the source in messages.
+            base: settings for keys that are not given; by default the defaults.
 
         Raises:
             InputError: not an object, an unknown key, or a bad value; of the class that `error` names.
@@ -134,42 +134,42 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Settings]) -> dict[str,
     groups: dict[str, argparse._ArgumentGroup] = {}
     kinds = field_types(cls)
     for item in fields(cls):
-        known: Option = item.metadata[OPTION]
-        if known.group not in groups:
-            groups[known.group] = parser.add_argument_group(known.group)
+        rules: Option = item.metadata[OPTION]
+        if rules.group not in groups:
+            groups[rules.group] = parser.add_argument_group(rules.group)
         flag, kind = f"--{item.name.replace('_', '-')}", _without_none(kinds[item.name])
         if kind is bool:
-            groups[known.group].add_argument(flag, action="store_true", help=_help_of(item))
+            groups[rules.group].add_argument(flag, action="store_true", help=_help_of(item))
             continue
         is_list = get_origin(kind) is tuple
-        groups[known.group].add_argument(
+        groups[rules.group].add_argument(
             flag,
             type=str if is_list else kind,
-            nargs="+" if is_list else "?" if known.without_value is not None else None,
-            const=known.without_value,
-            metavar=_metavar(known, kind),
+            nargs="+" if is_list else "?" if rules.without_value is not None else None,
+            const=rules.without_value,
+            metavar=_metavar(rules, kind),
             help=_help_of(item),
         )
     return groups
 
 
-def _metavar(known: Option, kind: Any) -> str:
-    shown = "|".join(known.choices)
-    if known.metavar or (shown and len(shown) <= LONGEST_METAVAR):
-        return known.metavar or shown
+def _metavar(rules: Option, kind: Any) -> str:
+    shown = "|".join(rules.choices)
+    if rules.metavar or (shown and len(shown) <= LONGEST_METAVAR):
+        return rules.metavar or shown
     return {int: "N", float: "X"}.get(kind, "NAME")
 
 
 def _help_of(item: Field[Any]) -> str:
     """The help text of a flag, with its choices where they are long and with its default."""
-    known: Option = item.metadata[OPTION]
-    text = known.help
-    if len("|".join(known.choices)) > LONGEST_METAVAR:
-        text += f": {', '.join(known.choices)}"
+    rules: Option = item.metadata[OPTION]
+    text = rules.help
+    if len("|".join(rules.choices)) > LONGEST_METAVAR:
+        text += f": {', '.join(rules.choices)}"
     default = None if item.default is MISSING else item.default
     if default is not False:
         shown = " ".join(default) if isinstance(default, tuple) else "" if default is None else f"{default}"
-        text += f" (default: {known.default or shown or 'none'})"
+        text += f" (default: {rules.default or shown or 'none'})"
     return text.replace("%", "%%")
 
 
@@ -185,31 +185,31 @@ def _clean(value: object, kind: Any) -> Any:
 
 def _problem(item: Field[Any], kind: Any, value: Any) -> str:
     """Returns the problem with the value of a field and what would be right; empty if there is none."""
-    known: Option = item.metadata[OPTION]
+    rules: Option = item.metadata[OPTION]
     if value is None and _without_none(kind) is not kind:
         return ""
     kind = _without_none(kind)
     if not _is_a(value, kind):
         return f"is {value!r}; use {_describe(kind)}"
-    if known.some and not value:
+    if rules.some and not value:
         return "is empty; give at least one"
     for part in value if isinstance(value, tuple) else (value,):
-        if known.choices and part not in known.choices:
-            return f"is '{part}'; use {' or '.join(known.choices)}"
-    return _out_of_range(value, known) if isinstance(value, int | float) else ""
+        if rules.choices and part not in rules.choices:
+            return f"is '{part}'; use {' or '.join(rules.choices)}"
+    return _out_of_range(value, rules) if isinstance(value, int | float) else ""
 
 
-def _out_of_range(value: float, known: Option) -> str:
+def _out_of_range(value: float, rules: Option) -> str:
     if isinstance(value, int) and abs(value) > LARGEST_INT:
-        return f"has more than {len(str(LARGEST_INT)) - 1} digits; use at most {known.most or LARGEST_INT}"
+        return f"has more than {len(str(LARGEST_INT)) - 1} digits; use at most {rules.most or LARGEST_INT}"
     if not math.isfinite(value):
         return f"is {value}; use a finite number"
-    if known.least is not None and value < known.least:
-        return f"is {value}; use at least {known.least}"
-    if known.above is not None and value <= known.above:
-        return f"is {value}; use more than {known.above}"
-    if known.most is not None and value > known.most:
-        return f"is {value}; use at most {known.most}"
+    if rules.least is not None and value < rules.least:
+        return f"is {value}; use at least {rules.least}"
+    if rules.above is not None and value <= rules.above:
+        return f"is {value}; use more than {rules.above}"
+    if rules.most is not None and value > rules.most:
+        return f"is {value}; use at most {rules.most}"
     return ""
 
 

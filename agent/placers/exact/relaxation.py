@@ -27,9 +27,7 @@ MAX_RENAMED = 4
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The outcome of the solver: whether it found anything or the optimum, its bound in ticks, a
-    placement.
-    """
+    """Outcome of the solver; its bound is in ticks."""
 
     is_empty: bool
     is_solved: bool
@@ -45,11 +43,11 @@ class Relaxation:
     """The model that CP-SAT minimizes; times are in ticks.
 
     Args:
-        seconds: that it may take to be made.
+        seconds: limit of the time that making it takes.
         clock: counts these seconds.
 
     Raises:
-        ModelError: it would take longer.
+        RelaxationError: it would take longer.
     """
 
     def __init__(
@@ -82,7 +80,8 @@ class Relaxation:
         self._wait_for_inputs(tick_s)
         self._share_devices(until)
         self._fit_memory()
-        self._break_symmetry()
+        if self._may_rename:  # each placement stands for its renamings
+            self.model.add(self.on[0][0] == 1)
         for op in self.ops:
             self.model.add(self.makespan >= self.start[op] + self.length[op] + int(tail[op]))
         self.model.minimize(self.makespan)
@@ -110,21 +109,22 @@ class Relaxation:
         if not self._may_rename:
             return device_of[None]
         names = np.array(list(itertools.permutations(range(self.problem.n_devices))))
-        placements: IntArray = np.ascontiguousarray(names[:, device_of])
-        return placements
+        return np.ascontiguousarray(names[:, device_of])
 
     def forbid(self, device_of: IntArray) -> None:
         """Cuts a placement off, and its renamings."""
         units = self.problem.graph.units
         for placement in self.renamings(device_of):
             chosen = [int(placement[units.row(unit)[0]]) for unit in range(len(self.on))]
-            self.model.add_bool_or([row[at].negated() for row, at in zip(self.on, chosen, strict=True)])
+            self.model.add_bool_or(
+                [row[device].negated() for row, device in zip(self.on, chosen, strict=True)]
+            )
 
-    def solve(self, seconds: float, found: Any) -> Outcome:
+    def solve(self, seconds: float, on_solution: Any) -> Outcome:
         """Minimizes the relaxed step.
 
         Args:
-            found: called with the placement of each solution.
+            on_solution: called with the placement of each solution.
         """
         from ortools.sat.python import cp_model
 
@@ -132,7 +132,7 @@ class Relaxation:
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
-        status = solver.status_name(solver.solve(self.model, _Solutions(self, found)))
+        status = solver.status_name(solver.solve(self.model, _Solutions(self, on_solution)))
         nothing = np.zeros(0, dtype=np.int64)
         if status == "INFEASIBLE":
             return Outcome(True, False, np.inf, nothing)
@@ -150,7 +150,7 @@ class Relaxation:
         ticks, row = self.ticks[op], self.on[self.problem.graph.unit_of[op]]
         if (ticks == ticks[0]).all():
             return int(ticks[0])
-        return sum(int(each) * variable for each, variable in zip(ticks, row, strict=True))
+        return sum(int(count) * variable for count, variable in zip(ticks, row, strict=True))
 
     def _wait_for_inputs(self, tick_s: float) -> None:
         graph = self.problem.graph
@@ -223,11 +223,6 @@ class Relaxation:
                 held = [share * row[device] for share, row in zip(shares, self.on, strict=True)]
                 self.model.add(sum(held) <= 10**6)
 
-    def _break_symmetry(self) -> None:
-        """Puts the first unit on the first device, where each placement stands for its renamings."""
-        if self._may_rename:
-            self.model.add(self.on[0][0] == 1)
-
     @property
     def _may_rename(self) -> bool:
         """Says whether devices and links are alike, and their renamings few enough to simulate all.
@@ -258,12 +253,12 @@ class Relaxation:
         return self._same[key]
 
 
-def _Solutions(relaxed: Relaxation, found: Any) -> cp_model.CpSolverSolutionCallback:  # noqa: N802
+def _Solutions(relaxed: Relaxation, on_solution: Any) -> cp_model.CpSolverSolutionCallback:  # noqa: N802
     from ortools.sat.python import cp_model
 
     class Solutions(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            found(relaxed.placement(self.value))
+            on_solution(relaxed.placement(self.value))
 
     return Solutions()
 

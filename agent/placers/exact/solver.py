@@ -43,7 +43,7 @@ class Proof:
 
     Attributes:
         bound_s: no feasible placement has a shorter step.
-        is_optimal: whether the best placement that was simulated is one of the shortest.
+        is_optimal: the best placement that was simulated is one of the shortest.
     """
 
     bound_s: float

@@ -42,9 +42,9 @@ def cut(order: IntArray, weight: FloatArray, devices: IntArray, share: FloatArra
 
     Args:
         order: units in the order to cut, int (n_units,).
-        weight: (n_units,), not negative.
-        devices: the device of each segment, int (n_stages,).
-        share: positive, (n_stages,).
+        weight: weight of each unit, not negative, (n_units,).
+        devices: device of each segment, int (n_stages,).
+        share: share of each segment, positive, (n_stages,).
 
     Returns:
         Device of each unit, int (n_units,).

@@ -42,7 +42,7 @@ def fill(order: IntArray, footprint_bytes: FloatArray, limit_bytes: FloatArray) 
     Args:
         order: units, int (n_units,).
         footprint_bytes: memory of each unit, (n_units,).
-        limit_bytes: of each device, (n_devices,).
+        limit_bytes: limit of each device, (n_devices,).
 
     Returns:
         Device of each unit, int (n_units,).

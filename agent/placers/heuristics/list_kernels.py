@@ -6,7 +6,7 @@ The kernels share these arguments, and those of `envs.simulator`: `p`, `device_o
     units: `Units`.
     unit: index, int.
     free_bytes: free memory of each device, float64 (n_devices,); negative where it overflows.
-    kept: `ReservedDevices`.
+    reserved: `ReservedDevices`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.simulator.arrays import copy_clocks, finish_s, new_timeline, run_op, start_s
-from envs.simulator.program import inputs_ready
+from envs.simulator.kernels import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
@@ -43,11 +43,11 @@ def assign(units, unit, device, device_of, free_bytes):
 @kernel
 def emptiest(free_bytes):
     """Returns the device with the most free memory; ties go to the lower index."""
-    found = 0
+    emptiest_device = 0
     for device in range(1, len(free_bytes)):
-        if free_bytes[device] > free_bytes[found]:
-            found = device
-    return found
+        if free_bytes[device] > free_bytes[emptiest_device]:
+            emptiest_device = device
+    return emptiest_device
 
 
 @kernel
@@ -135,7 +135,7 @@ def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
 
 
 @kernel
-def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s, kept):
+def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s, reserved):
     """Finds the ready op and the device that start first; ties go to the earlier op, then the lower device.
 
     Args:
@@ -151,8 +151,8 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
         op = ready_ops[i]
         for device in range(len(p.memory)):
             start = start_s(p, timeline.free, op, device, ready_s[op, device])
-            if kept.child[device] >= 0 and kept.child[device] != op:
-                start = max(start, kept.until_s[device])
+            if reserved.child[device] >= 0 and reserved.child[device] != op:
+                start = max(start, reserved.until_s[device])
             sooner = start < earliest or (start == earliest and op < ready_ops[where])
             if sooner and may_take(units, op, device, device_of, free_bytes):
                 where, chosen, earliest = i, device, start
@@ -181,27 +181,27 @@ def schedule_earliest_start(p, units, free_bytes, favourite, keep_s):
     waiting = count_waiting(p)
     ready_s = np.zeros((n_ops, n_devices))
     ready_ops = np.empty(n_ops, np.int64)
-    kept = ReservedDevices(np.full(n_devices, -1), np.zeros(n_devices))
+    reserved = ReservedDevices(np.full(n_devices, -1), np.zeros(n_devices))
     n_ready = 0
     for op in range(n_ops):
         if waiting[op] == 0 and not p.is_source[op]:
             ready_ops[n_ready] = op
             n_ready += 1
     while n_ready:
-        at, device = earliest_start(
-            p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s, kept
+        where, device = earliest_start(
+            p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s, reserved
         )
-        op = ready_ops[at]
+        op = ready_ops[where]
         n_ready -= 1
-        ready_ops[at] = ready_ops[n_ready]
+        ready_ops[where] = ready_ops[n_ready]
         if device_of[op] < 0:
             assign(units, units.of_op[op], device, device_of, free_bytes)
         ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True)
         finish = run_op(p, timeline, op, device, ready)
         for other in range(n_devices):
-            if kept.child[other] == op:
-                kept.child[other] = -1
-        kept.child[device], kept.until_s[device] = favourite[op], finish + keep_s[op]
+            if reserved.child[other] == op:
+                reserved.child[other] = -1
+        reserved.child[device], reserved.until_s[device] = favourite[op], finish + keep_s[op]
         for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
             tensor = p.output_item[k]
             for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):

@@ -91,7 +91,7 @@ def _solve(problem: Problem, edges: IntArray, transfer_s: FloatArray, limit_s: f
         (n_edges + n_ops + parent, share, -1.0),
         (n_edges + 2 * n_ops + child, share, -1.0),
     ]
-    rows, columns = (np.concatenate([entry[at] for entry in entries]) for at in (0, 1))
+    rows, columns = (np.concatenate([entry[axis] for entry in entries]) for axis in (0, 1))
     values = np.concatenate([np.broadcast_to(np.asarray(value), len(row)) for row, _, value in entries])
     matrix = coo_array((values, (rows, columns)), shape=(n_edges + 3 * n_ops, n_ops + n_edges + 1))
     cost = np.zeros(n_ops + n_edges + 1)

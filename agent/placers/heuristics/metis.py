@@ -81,11 +81,10 @@ def _partition(graph: _UnitGraph, weight: FloatArray, share: FloatArray, imbalan
     if not len(graph.neighbour):  # METIS takes no graph without edges
         ends = np.cumsum(share / share.sum()) * max(weight.sum(), MIN_SECONDS)
         middle = np.cumsum(weight) - weight / 2
-        part: IntArray = np.minimum(np.searchsorted(ends, middle, side="right"), len(share) - 1)
-        return part
+        return np.minimum(np.searchsorted(ends, middle, side="right"), len(share) - 1)
     import pymetis
 
-    found = pymetis.part_graph(
+    parts = pymetis.part_graph(
         len(share),
         pymetis.CSRAdjacency(graph.ptr, graph.neighbour),
         vweights=_as_integers(weight),
@@ -94,7 +93,7 @@ def _partition(graph: _UnitGraph, weight: FloatArray, share: FloatArray, imbalan
         recursive=True,
         options=pymetis.Options(seed=SEED, ufactor=imbalance),
     )
-    return np.array(found.vertex_part, dtype=np.int64)
+    return np.array(parts.vertex_part, dtype=np.int64)
 
 
 def _as_integers(weight: FloatArray) -> IntArray:

@@ -86,8 +86,8 @@ def run_chain(
     Args:
         first, last: temperatures, in steps on the fastest single device; it cools geometrically, and with
             `first` 0 it only descends.
-        layout: of the problem, if it was made before.
-        start: where it begins; the best placement of the search unless another is given.
+        layout: layout of the problem, if it was made before.
+        start: first placement; by default the best of the search.
         until: share of the whole budget, 0 to 1.
 
     Returns:
@@ -176,7 +176,7 @@ def segments_of(graph: OpGraph) -> Segments:
     A module counts if it holds several units, but not all. Graphs without module paths have none.
     """
     paths = _module_paths(graph)
-    rank = {path: at for at, path in enumerate(sorted(set(paths)))}
+    rank = {path: index for index, path in enumerate(sorted(set(paths)))}
     by_path = np.argsort(np.array([rank[path] for path in paths], dtype=np.int64), kind="stable")
     sequences = np.stack([units_by_program(graph), units_by_layer(graph), by_path])
     positions = np.argsort(sequences, axis=1)

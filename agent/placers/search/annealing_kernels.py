@@ -1,6 +1,8 @@
 """The chain of annealing and local search, on top of the simulator's kernels.
 
-In the kernels here `p` is a `ProblemArrays`, `units` a `Units` and `segments` a `Segments`.
+In the kernels here `p` is a `ProblemArrays`, `units` a `Units`, `segments` a `Segments`, `chain` an
+`AnnealingChain`, which they write, `scale_s` the step time of energy 1, seconds, and `track_memory` says that
+a device can overflow, bool.
 """
 
 from __future__ import annotations
@@ -25,11 +27,7 @@ def overflow_bytes(p, chain, total_s):
     """Sums the bytes by which the candidate simulation exceeds the memory of each device.
 
     Args:
-        chain: `AnnealingChain`; `peak` is written.
         total_s: step time of the proposed placement, seconds.
-
-    Returns:
-        Bytes.
     """
     peak_memory(p, chain.device_of, candidate_timeline(chain.pair), total_s, chain.peak)
     over = 0.0
@@ -45,12 +43,8 @@ def accept(p, chain, first, limit, scale_s, track_memory):
     Memory only adds energy, so it is simulated only where the time alone is within the limit.
 
     Args:
-        chain: `AnnealingChain`; if the proposal is accepted, `energy`, `pair` and perhaps the best are
-            written.
         first: index of the first op moved, int.
         limit: greatest energy to accept.
-        scale_s: step time of energy 1, seconds.
-        track_memory: whether a device can overflow at all, bool.
 
     Returns:
         Whether it is accepted.
@@ -80,9 +74,6 @@ def change_price(chain):
 
     Where most ops are much faster on devices with little memory, no price is right for all graphs.
 
-    Args:
-        chain: `AnnealingChain`; `energy` is written.
-
     Source: the penalties of Gendreau, Hertz and Laporte 1994 (doi:10.1287/mnsc.40.10.1276), section 3.
     """
     energy = chain.energy
@@ -97,18 +88,15 @@ def anneal(p, units, segments, chain, n, temperature, module_share, scale_s, tra
     """Makes proposals and accepts them by Metropolis' rule; at temperature 0, none that is worse.
 
     Args:
-        chain: `AnnealingChain`; written.
         n: number of proposals, int.
-        temperature: in units of energy.
+        temperature: temperature in units of energy.
         module_share: probability that a proposal moves a module.
-        scale_s: step time of energy 1, seconds.
-        track_memory: whether a device can overflow at all, bool.
         rng: generator.
     """
     run_moved(p, chain.device_of, chain.pair, np.int64(0), np.inf, chain.work_s)
     commit(chain.pair)
-    for at in range(n):
-        if track_memory and at % PRICED_AFTER == PRICED_AFTER - 1:
+    for proposal in range(n):
+        if track_memory and proposal % PRICED_AFTER == PRICED_AFTER - 1:
             change_price(chain)
         n_moved = propose(units, segments, chain, len(p.memory), module_share, rng)
         limit = chain.energy[ENERGY] - temperature * np.log(1.0 - rng.random())

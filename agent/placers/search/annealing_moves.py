@@ -1,7 +1,8 @@
 """The random moves of annealing and local search, and the chain of placements that they change.
 
-In all kernels here `units` is a `Units`, `segments` a `Segments`, `chain` an `AnnealingChain` and `rng` a
-`numpy.random.Generator`.
+In all kernels here `units` is a `Units`, `segments` a `Segments`, `chain` an `AnnealingChain` whose proposal
+moves write, and `rng` a `numpy.random.Generator`. `unit`, `device` and `target`, a device, are indices, int;
+`n_moved` is the number of units moved so far, int, which moves return; `n_devices` is a number, int.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ and the energy of an excess as large as all memory."""
 
 
 class AnnealingChain(NamedTuple):
-    """The state of one Markov chain of placements; a scalar is an array of one."""
+    """The state of one Markov chain of placements."""
 
     device_of: IntArray  # (n_ops,) the current placement, or the proposed one during a proposal
     energy: FloatArray  # (3,) of the current placement; columns `ENERGY`, `EXCESS` and `PRICE`
@@ -41,32 +42,19 @@ class AnnealingChain(NamedTuple):
 
 @kernel
 def draw(n, rng):
-    """Draws one of 0 to n - 1; the generator's `integers` would allocate, which takes as long as
-    simulating."""
+    """Draws one of 0 to n - 1; `integers` would allocate, which takes as long as simulating."""
     return int(rng.random() * n)
 
 
 @kernel
 def device_of_unit(units, chain, unit):
-    """Finds the device that a unit is on.
-
-    Args:
-        unit: index, int.
-
-    Returns:
-        Device index.
-    """
+    """Returns the device that a unit is on."""
     return chain.device_of[units.member_item[units.member_ptr[unit]]]
 
 
 @kernel
 def put(units, chain, unit, device):
-    """Puts all of a unit's ops on a device.
-
-    Args:
-        chain: `AnnealingChain`; `device_of` and `work_s` are written.
-        unit, device: indices, int.
-    """
+    """Puts all of a unit's ops on a device."""
     source = device_of_unit(units, chain, unit)
     chain.work_s[source] -= units.seconds[unit, source]
     chain.work_s[device] += units.seconds[unit, device]
@@ -76,16 +64,7 @@ def put(units, chain, unit, device):
 
 @kernel
 def move(units, chain, n_moved, unit, device):
-    """Adds a unit to the proposed move.
-
-    Args:
-        chain: `AnnealingChain`; the proposal is written.
-        n_moved: units moved so far, int.
-        unit, device: indices, int.
-
-    Returns:
-        Number of units moved so far; the same as before if the unit is on the device already.
-    """
+    """Adds a unit to the proposed move, if it is not on the device already."""
     source = device_of_unit(units, chain, unit)
     if source == device:
         return n_moved
@@ -97,15 +76,7 @@ def move(units, chain, n_moved, unit, device):
 
 @kernel
 def draw_target(units, chain, unit, n_devices, rng):
-    """Draws another device for a unit: often that of a neighbour, else any.
-
-    Args:
-        unit, n_devices: int.
-        rng: generator.
-
-    Returns:
-        Device index.
-    """
+    """Draws another device for a unit: often that of a neighbour, else any."""
     first, last = units.near_ptr[unit], units.near_ptr[unit + 1]
     if first < last and rng.random() < TO_NEIGHBOUR:
         target = device_of_unit(units, chain, units.near_item[first + draw(last - first, rng)])
@@ -116,15 +87,7 @@ def draw_target(units, chain, unit, n_devices, rng):
 
 @kernel
 def move_with_neighbours(units, chain, unit, target):
-    """Moves a unit together with its neighbours on the same device.
-
-    Args:
-        chain: `AnnealingChain`; the proposal is written.
-        unit, target: indices of the unit and the device, int.
-
-    Returns:
-        Number of units moved.
-    """
+    """Moves a unit together with its neighbours on the same device."""
     source = device_of_unit(units, chain, unit)
     n_moved = move(units, chain, np.int64(0), unit, target)
     for k in range(units.near_ptr[unit], units.near_ptr[unit + 1]):
@@ -135,60 +98,36 @@ def move_with_neighbours(units, chain, unit, target):
 
 @kernel
 def move_segment(units, segments, chain, unit, target, rng):
-    """Moves a segment of a sequence around a unit; its length is log-uniform up to half of the units.
-
-    Args:
-        chain: `AnnealingChain`; the proposal is written.
-        unit, target: indices of the unit and the device, int.
-        rng: generator.
-
-    Returns:
-        Number of units moved.
-    """
+    """Moves a segment of a sequence around a unit; its length is log-uniform up to half of the units."""
     n_units = len(units.footprint_bytes)
     which = draw(len(segments.sequences), rng)
     length = int(np.exp(rng.random() * np.log(max(n_units / 2.0, 2.0))))
     first = segments.positions[which, unit] - draw(length + 1, rng)
     n_moved = 0
-    for at in range(max(first, 0), min(first + length + 1, n_units)):
-        n_moved = move(units, chain, n_moved, segments.sequences[which, at], target)
+    for place in range(max(first, 0), min(first + length + 1, n_units)):
+        n_moved = move(units, chain, n_moved, segments.sequences[which, place], target)
     return n_moved
 
 
 @kernel
 def move_module(units, segments, chain, unit, target, rng):
-    """Moves all of a module that a unit is in, drawn of those that contain each other; else the unit alone.
-
-    Args:
-        chain: `AnnealingChain`; the proposal is written.
-        unit, target: indices of the unit and the device, int.
-        rng: generator.
-
-    Returns:
-        Number of units moved.
-    """
+    """Moves all of a module that a unit is in, drawn of those around it; else the unit alone."""
     first, last = segments.module_ptr[unit], segments.module_ptr[unit + 1]
     n_moved = np.int64(0)
     if first == last:
         return move(units, chain, n_moved, unit, target)
     module = segments.module_item[first + draw(last - first, rng)]
-    for at in range(segments.module_first[module], segments.module_end[module]):
-        n_moved = move(units, chain, n_moved, segments.sequences[-1, at], target)
+    for place in range(segments.module_first[module], segments.module_end[module]):
+        n_moved = move(units, chain, n_moved, segments.sequences[-1, place], target)
     return n_moved
 
 
 @kernel
 def propose(units, segments, chain, n_devices, module_share, rng):
-    """Proposes a random move.
+    """Proposes a random move; a swap of two units on one device moves none.
 
     Args:
-        chain: `AnnealingChain`; `device_of`, `work_s`, `moved` and `back` are written.
-        n_devices: int.
         module_share: probability of a move of a module.
-        rng: generator.
-
-    Returns:
-        Number of units moved; 0 for a swap of two units on one device.
     """
     unit = draw(len(units.footprint_bytes), rng)
     if rng.random() < module_share:
@@ -210,14 +149,7 @@ def propose(units, segments, chain, n_devices, module_share, rng):
 
 @kernel
 def first_moved(units, chain, n_moved):
-    """Finds the first op in program order of the units that the proposal moves.
-
-    Args:
-        n_moved: number of units moved, int.
-
-    Returns:
-        Op index; the number of ops if no unit is moved.
-    """
+    """Finds the first op in program order of the units that move; the number of ops for none."""
     first = len(chain.device_of)
     for i in range(n_moved):
         first = min(first, units.member_item[units.member_ptr[chain.moved[i]]])

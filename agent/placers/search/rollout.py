@@ -56,7 +56,7 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     Rollouts that would not end in time are given up, unless the search needs a first placement.
 
     Args:
-        n_drawn: how many are drawn, where the budget allows.
+        n_drawn: number of drawn ones, where the budget allows.
     """
     problem = search.problem
     if n_drawn and search.needs_placement and search.budget.seconds is not None:
@@ -66,11 +66,11 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
         limit_s = np.inf if search.needs_placement else search.seconds_left
         try:
             n_left = max(min(n_drawn, search.left - 1), 0)
-            found = _roll_out(limits.problem, n_left, rng, limit_s, search.budget.clock)
+            placements = _roll_out(limits.problem, n_left, rng, limit_s, search.budget.clock)
         except WalkTooLongError:
             return None
-        over_bytes = search.score(found, overdue=True)[:, OVER_BYTES]
-        return None if (over_bytes == 0.0).any() or not search.left else found[0]
+        over_bytes = search.score(placements, overdue=True)[:, OVER_BYTES]
+        return None if (over_bytes == 0.0).any() or not search.left else placements[0]
 
     retry_until_feasible(problem, place_within)
 
@@ -102,17 +102,12 @@ def _roll_out(
 
 
 class RolloutRule(Decider):
-    """The rule of `rollout` and of its drawn episodes.
-
-    Args:
-        batch: what it decides in; its episodes construct.
-    """
+    """The rule of `rollout` and of its drawn episodes, which construct."""
 
     def __init__(self, batch: EpisodeBatch) -> None:
         self._batch = batch
 
     def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
-        """Takes some decisions in groups of episodes, as `Decider.decide` says."""
         self._batch.loop(roll_out_groups, draws, n_decisions)
 
 
@@ -121,22 +116,22 @@ def roll_out_groups(packed, episodes, scratch, rules, first, draws, observation,
     """Takes decisions of the rule in some groups of episodes in a row.
 
     Args:
-        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
+        packed, episodes, scratch, rules, observation, result: see `step_episodes`.
         first: index of the first group, int.
-        draws: as of `Decider.decide`, of these groups.
+        draws: draws of these groups, see `Decider.decide`.
         n_decisions: number for each group of the batch, int64 (n_groups of all,).
     """
     size = draws.shape[1]
     for row in range(len(draws)):
-        group, n_left, at = first + row, size, 0
-        while n_left == size and at < n_decisions[group]:
+        group, n_left, n_done = first + row, size, 0
+        while n_left == size and n_done < n_decisions[group]:
             for member in range(size):
                 e = group * size + member
                 if not result.done[e]:
-                    device = choose(observation.devices[e], observation.mask[e], draws[row, member, at])
+                    device = choose(observation.devices[e], observation.mask[e], draws[row, member, n_done])
                     advance(packed, episodes, scratch, rules, e, device, observation, result)
                 n_left -= result.done[e]
-            at += 1
+            n_done += 1
 
 
 @kernel

@@ -68,10 +68,10 @@ class Group:
     """Episodes of one problem that begin together and visit the same ops.
 
     Attributes:
-        draws: whether an episode draws its devices, bool (n_episodes,); else it takes the best.
+        draws: True for each episode that draws its devices, bool (n_episodes,); others take the best.
         rng: source of drawn devices; None where no episode draws.
-        resamples: whether slow episodes are replaced by copies of fast ones, and those without memory for an
-            op by copies of others.
+        resamples: slow episodes are replaced by copies of fast ones, and those without memory for an op by
+            copies of others.
     """
 
     problem: int
@@ -92,7 +92,7 @@ class GroupWalk:
 
     Args:
         batch: episodes; their number is a multiple of the size of a group.
-        groups: what is walked, the last first; all of one size, and at least as many as slots.
+        groups: groups to walk, the last first; all of one size, and at least as many as slots.
         rng: source of randomness of the order `random`.
     """
 
@@ -120,7 +120,7 @@ class GroupWalk:
 
         Raises:
             WalkTooLongError: they would not end in time.
-            FloatingPointError: as `Decider.decide`.
+            FloatingPointError: see `Decider.decide`.
         """
         began_s, ends = clock(), deque[tuple[float, int]](maxlen=PACED_CALLS)
         if limit_s < np.inf and self._size == 1:
@@ -146,9 +146,9 @@ class GroupWalk:
         self._n_at_once = min(2 * self._n_at_once, MAX_DECISIONS)
         np.minimum(self._n_until_resampled, most, out=self._n_next)
         draws = np.full((len(self._slots), self._size, int(self._n_next.max())), TAKE_BEST)
-        for group, n, own in zip(self._slots, self._n_next, draws, strict=True):
+        for group, n, numbers in zip(self._slots, self._n_next, draws, strict=True):
             if group is not None and group.rng is not None:
-                own[group.draws, :n] = group.rng.random((int(group.draws.sum()), int(n)))
+                numbers[group.draws, :n] = group.rng.random((int(group.draws.sum()), int(n)))
         self._decider.decide(self._n_next, draws)
         self._n_until_resampled -= self._n_next
         self._n_taken += int(self._n_next.sum())
@@ -157,7 +157,7 @@ class GroupWalk:
         """Replaces episodes of groups that are not done: those without memory for an op, and the slow.
 
         Args:
-            done: which episodes are done, bool (n_slots, n_episodes).
+            done: True for episodes that are done, bool (n_slots, n_episodes).
         """
         for slot in np.flatnonzero(~done.all(axis=1)).tolist():
             group = self._slots[slot]
@@ -173,7 +173,7 @@ class GroupWalk:
         """Takes the placements of groups that are done and begins others in their slots.
 
         Args:
-            done: which episodes are done, bool (n_slots, n_episodes).
+            done: True for episodes that are done, bool (n_slots, n_episodes).
         """
         for slot in np.flatnonzero(done.all(axis=1)).tolist():
             group = self._slots[slot]
@@ -199,25 +199,20 @@ class GroupWalk:
         self._n_until_resampled[slot] = self._interval(group)
 
     def _interval(self, group: Group) -> int:
-        if not group.resamples:
-            return MAX_DECISIONS
-        return resampling_interval(self._batch.problems[group.problem].graph.n_ops)
+        """Returns the decisions until the group is resampled."""
+        n_ops = self._batch.problems[group.problem].graph.n_ops
+        return max(RESAMPLE_EVERY, n_ops // MAX_RESAMPLINGS) if group.resamples else MAX_DECISIONS
 
     def _episodes(self, slot: int) -> IntArray:
         return np.arange(slot * self._size, (slot + 1) * self._size)
-
-
-def resampling_interval(n_ops: int) -> int:
-    """Returns the decisions between two resamplings of episodes over a graph of `n_ops` ops."""
-    return max(RESAMPLE_EVERY, n_ops // MAX_RESAMPLINGS)
 
 
 def replace_dead_ends(batch: EpisodeBatch, episodes: IntArray, done: NDArray[np.bool_]) -> None:
     """Replaces particles that ended for want of memory by copies of the others, the fastest first.
 
     Args:
-        episodes: of the particles, int (n_particles,).
-        done: which of them ended, bool (n_particles,); not all.
+        episodes: episodes of the particles, int (n_particles,).
+        done: True for those that ended, bool (n_particles,); not all.
     """
     sources = cycle(_fastest_first(batch, episodes[~done]))
     for source, target in zip(sources, episodes[done].tolist(), strict=False):
@@ -228,8 +223,8 @@ def replace_slow(batch: EpisodeBatch, episodes: IntArray, is_replaceable: NDArra
     """Replaces the slowest particles of each subpopulation by copies of its fastest.
 
     Args:
-        episodes: of the particles, int (n_particles,).
-        is_replaceable: which of them may be replaced, bool (n_particles,).
+        episodes: episodes of the particles, int (n_particles,).
+        is_replaceable: True for those that may be replaced, bool (n_particles,).
     """
     may_go = set(episodes[is_replaceable].tolist())
     n_parts = min(SUBPOPULATIONS, max(len(episodes) // RESAMPLED, 1))

@@ -8,7 +8,7 @@ The eager module is taken to run the captured ops, and what `forward` makes on `
 values of its module are.
 
 So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
-submodules may have the device of one of them (`graphs.branches`). A map counts such ops as moved.
+submodules may have the device of one of them (`graphs.granularity`). A map counts such ops as moved.
 """
 
 from __future__ import annotations

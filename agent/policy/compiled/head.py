@@ -1,4 +1,4 @@
-"""The actor's head, compiled: it scores the devices of one decision, up to the rounding of float32.
+"""The actor of a policy, compiled: it scores the devices of one decision, up to the rounding of float32.
 
 The kernels share these arguments, which they only read:
 
@@ -10,14 +10,17 @@ The kernels share these arguments, which they only read:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.policy.compiled.layers import Floats, add_product, add_scaled, by_input, silu
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.shape import NetworkShape
 from envs.placement.observation.features import columns_of
+from envs.problem import Problem
 from envs.simulator.arrays import copy
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
@@ -88,6 +91,38 @@ def new_head_scratch(head: HeadArrays, n: int, max_devices: int) -> HeadScratch:
     """Allocates the scratch of `n` episodes."""
     widths = (max_devices, len(head.pool_weight), *[len(head.out_weight)] * 3)
     return HeadScratch(*(np.zeros((n, width), dtype=np.float32) for width in widths))
+
+
+Encoded = tuple[Floats, IntArray]
+"""Contexts of a problem's nodes, float32 (n_nodes, hidden), and the node of each op, int (n_ops,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledPolicy:
+    """The actor of a policy, with the weights of one moment.
+
+    Attributes:
+        weights: float32, by their names in `PlacementNetwork`, without those of the encoder.
+        mdp_config: decision process that the policy acts in where nothing else is said.
+        encode: encodes a problem, by the encoder's weights of the moment when it is called.
+    """
+
+    shape: NetworkShape
+    weights: Mapping[str, Floats]
+    mdp_config: MdpConfig
+    encode: Callable[[Problem], Encoded]
+
+    def compiled(self) -> CompiledPolicy:
+        """Returns the policy itself."""
+        return self
+
+    def head_arrays(self, problems: Sequence[Problem]) -> HeadArrays:
+        """Encodes problems, and lays out what a walk reads of them and of the weights."""
+        return self.head_over(join_contexts([self.encode(problem) for problem in problems]))
+
+    def head_over(self, contexts: Contexts) -> HeadArrays:
+        """Lays out what a walk reads of problems that are encoded, and of the weights."""
+        return head_arrays(self.shape, self.weights, contexts)
 
 
 @kernel

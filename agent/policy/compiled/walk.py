@@ -2,7 +2,7 @@
 
 The kernels share these arguments:
 
-    packed, episodes, scratch, rules, observation, result: as of `step_episodes`; written as there.
+    packed, episodes, scratch, rules, observation, result: see `step_episodes`; written as there.
     e: index of the episode, int.
     head: `HeadArrays`.
     state: `WalkState`; rows of the episodes are written.
@@ -51,18 +51,13 @@ def check_finite_scores(state: WalkState) -> None:
 
 
 class PolicyDecider(Decider):
-    """A policy that decides in all episodes of a batch.
-
-    Args:
-        head: of the policy, with the problems of the batch.
-    """
+    """A policy that decides in all episodes of a batch, whose problems its head has."""
 
     def __init__(self, head: HeadArrays, batch: EpisodeBatch) -> None:
         self._batch, self._head = batch, head
         self._state = new_walk_state(head, batch)
 
     def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
-        """Takes some decisions in groups of episodes, as `Decider.decide` says."""
         self._batch.loop(walk_groups, draws, self._head, self._state, n_decisions)
         check_finite_scores(self._state)
 
@@ -85,14 +80,14 @@ def walk_groups(
     """
     size = draws.shape[1]
     for row in range(len(draws)):
-        group, n_left, at = first + row, size, 0
-        while n_left == size and at < n_decisions[group]:
+        group, n_left, n_done = first + row, size, 0
+        while n_left == size and n_done < n_decisions[group]:
             for member in range(size):
-                e, draw = group * size + member, draws[row, member, at]
+                e, draw = group * size + member, draws[row, member, n_done]
                 if not result.done[e]:
                     decide(packed, episodes, scratch, rules, e, draw, observation, result, head, state)
                 n_left -= result.done[e] or not state.is_finite[e]
-            at += 1
+            n_done += 1
 
 
 @kernel
@@ -100,7 +95,7 @@ def decide(packed, episodes, scratch, rules, e, draw, observation, result, head,
     """Takes one decision of a policy in one episode.
 
     Args:
-        draw: as of `choose`, float.
+        draw: see `choose`, float.
 
     Returns:
         Index of the device, int; `NOT_FINITE` where a logit is not finite, and no decision is taken.

@@ -15,7 +15,7 @@ class EncoderError(InputError):
     """An unknown encoder; the message says what would be right."""
 
 
-MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("message_passing", "none"))
+MODULES = ("agent.policy.encoders.message_passing",)
 ENCODERS = Registry[type[nn.Module]]("encoder", EncoderError, MODULES, group="placewalk.encoders")
 """Every encoder by name; a new module is added to `MODULES`."""
 

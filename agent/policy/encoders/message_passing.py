@@ -1,4 +1,4 @@
-"""Messages along and against the edges: averaged (GraphSAGE), or weighted by attention (GATv2)."""
+"""Messages along and against the edges: averaged (GraphSAGE), weighted by attention (GATv2), or none."""
 
 from __future__ import annotations
 
@@ -70,3 +70,19 @@ class Gat(Sage):
         sizes = hidden, hidden // heads, heads
         along = GATv2Conv(*sizes, add_self_loops=False, residual=True)
         return along, GATv2Conv(*sizes, add_self_loops=False, bias=False)
+
+
+@encoder("none")
+class NoMessages(nn.Module):
+    """A perceptron on the op features, `rounds` hidden layers deep; the ablation of the graph."""
+
+    def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(n_features, hidden)]
+        for _ in range(rounds):
+            layers += [nn.LayerNorm(hidden), nn.SiLU(), nn.Linear(hidden, hidden)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, data: Batch) -> Tensor:
+        embedding: Tensor = self.layers(data.x)
+        return embedding

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from envs.placement.observation.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.placement.state import simulate_op
 from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
-from envs.simulator.kernels import run
-from envs.simulator.program import inputs_ready
+from envs.simulator.kernels import inputs_ready, run
 from envs.simulator.transfers import transfer_seconds
 from graphs.system.array_types import FloatArray
 from graphs.system.jit import kernel
@@ -108,7 +107,7 @@ def evaluate_in_full(m, p, episode, op, scratch, improving):
     Args:
         episode: `simulated` is written, and restored.
         scratch: `ready_s`, `start_s`, `finish_s`, `step_time_s` and `timeline` are written.
-        improving: whether the op is placed already and moves with its unit, bool.
+        improving: true if the op is placed already and moves with its unit, bool.
     """
     timeline = cut_timeline(scratch.timeline, p)
     current = episode.simulated[op]

@@ -27,7 +27,7 @@ class Feature:
 
     Attributes:
         group: one of `GROUPS`.
-        unit: what it is measured in.
+        unit: unit of the number.
     """
 
     name: str

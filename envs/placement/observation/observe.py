@@ -1,4 +1,7 @@
-"""The observation of the op at hand: features of each candidate device, and which have free memory."""
+"""The observation of the op at hand: features of each candidate device, and which have free memory.
+
+The kernels `fill_...` write columns of `features`.
+"""
 
 from __future__ import annotations
 
@@ -127,11 +130,7 @@ def longest_unplaced(m, episode, unit):
 
 @kernel
 def fill_candidates(m, p, episode, scratch, features):
-    """Fills the columns of the evaluated candidates: times, and the shares of the neighbours' bytes there.
-
-    Args:
-        features: written.
-    """
+    """Fills the columns of the evaluated candidates: times, and the shares of the neighbours' bytes there."""
     timeline, scale = episode.timeline, 1.0 / m.scales[MEAN_OP_S]
     step_time = start = finish = ready = free = consumer_finish = np.inf
     for device in range(len(p.memory)):
@@ -165,11 +164,7 @@ def fill_candidates(m, p, episode, scratch, features):
 
 @kernel
 def fill_state(m, p, episode, op, features):
-    """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress.
-
-    Args:
-        features: written.
-    """
+    """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress."""
     n_devices, current, scale = len(p.memory), episode.device_of[op], 1.0 / m.scales[MEAN_OP_S]
     footprint = m.footprint_bytes[m.unit_of[op]]
     least_s, mean_busy_s, drained_s = np.inf, 0.0, np.inf
@@ -209,7 +204,6 @@ def fill_rollout(m, p, rollout, features):
 
     Args:
         rollout: `RolloutScratch`.
-        features: written.
     """
     n_devices, scale = len(p.memory), 1.0 / m.scales[MEAN_OP_S]
     for level in range(len(HORIZONS)):

@@ -4,6 +4,9 @@ From each candidate, the next units are decided one by one, each where the first
 of use soonest (`estimate_use`), and the least that the step can be and the finishes are recorded after some
 numbers of decisions; then everything is rolled back. So a policy sees what other ops will need.
 
+The kernels write `ahead`, and those of them that decide or visit ops the devices and timeline of `episode`,
+until `restore_episode` takes that back.
+
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
 """
@@ -17,7 +20,7 @@ import numpy as np
 from envs.placement.observation.features import HORIZONS
 from envs.placement.state import N_WAITING, POSITION, TO_COME, queue_gradient, update_device, updated_s
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
-from envs.simulator.program import inputs_ready
+from envs.simulator.kernels import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
 from graphs.system.jit import kernel
@@ -97,8 +100,8 @@ def simulate_rollouts(m, p, episode, ahead):
     the path is recorded in a rollout of its own.
 
     Args:
-        episode: incremental; written and restored.
-        ahead: `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch; written.
+        episode: incremental.
+        ahead: `time_s`, `finish_s` and `drained_s` are the result, the rest is scratch.
     """
     far = FAR if len(episode.visits) <= LONG else FAR_OF_LONG
     horizons, n_visits = (NEAR, far // 2, far), len(episode.visits) - episode.state[POSITION]
@@ -124,11 +127,7 @@ def simulate_rollouts(m, p, episode, ahead):
 
 @kernel(inline=True)
 def begin_rollout(m, p, episode, device, ahead):
-    """Begins a rollout: decides that the unit at hand goes to a device.
-
-    Args:
-        episode, ahead: written.
-    """
+    """Begins a rollout: decides that the unit at hand goes to a device."""
     copy(episode.load, ahead.load)
     copy(episode.updates_s, ahead.updates_s)
     copy(episode.waiting_s, ahead.waiting_s)
@@ -140,12 +139,7 @@ def begin_rollout(m, p, episode, device, ahead):
 
 @kernel(inline=True)
 def decide_ahead(m, p, episode, op, device, ahead):
-    """Decides that the unit of an op goes to a device.
-
-    Args:
-        episode: `device_of` is written.
-        ahead: written.
-    """
+    """Decides that the unit of an op goes to a device."""
     unit = m.unit_of[op]
     for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
         member = m.unit_item[k]
@@ -162,10 +156,8 @@ def decide_next(m, p, episode, n_units, leaves_out, ahead):
     """Visits ops and decides their units by the rule, until the next op would be of one unit too many.
 
     Args:
-        episode: `device_of` and the timeline are written.
         n_units: number of units to decide, int.
-        leaves_out: whether ops that only updates wait for stay undecided, bool.
-        ahead: written.
+        leaves_out: true if ops that only updates wait for stay undecided, bool.
 
     Returns:
         Whether there were undecided ops that only updates wait for, bool.
@@ -185,12 +177,7 @@ def decide_next(m, p, episode, n_units, leaves_out, ahead):
 
 @kernel(inline=True)
 def visit_ahead(m, p, episode, ahead):
-    """Visits the next op, and runs it if it is decided.
-
-    Args:
-        episode: the timeline is written.
-        ahead: written.
-    """
+    """Visits the next op, and runs it if it is decided."""
     device_of, timeline, n_seen = episode.device_of, episode.timeline, ahead.counts[N_SEEN]
     op = episode.visits[episode.state[POSITION] + n_seen]
     ahead.start_before[n_seen], ahead.finish_before[n_seen] = timeline.start[op], timeline.finish[op]
@@ -213,12 +200,13 @@ def record_horizon(m, p, episode, row, device, ahead):
 
     Args:
         row: row of the horizon in the results, int.
-        ahead: `time_s`, `finish_s` and `drained_s` are written.
     """
-    counts, seconds = ahead.counts, ahead.seconds
+    counts, seconds, drained_s = ahead.counts, ahead.seconds, 0.0
+    for other in range(len(p.memory)):
+        drained_s = max(drained_s, episode.timeline.free[other] + ahead.updates_s[other])
     ahead.time_s[row, device] = least_step_s(m, p, episode, counts[LAST_RUN], seconds[TIME_S])
     ahead.finish_s[row, device] = seconds[SUM_S] / counts[N_RUN]
-    ahead.drained_s[row, device] = drained(p, episode.timeline, ahead.updates_s)
+    ahead.drained_s[row, device] = drained_s
 
 
 @kernel
@@ -266,15 +254,6 @@ def earliest_s(p, episode, op, enough_s):
                     start = max(start, there_s(p, timeline, p.input_item[k], source, device))
             earliest = min(earliest, start)
     return earliest
-
-
-@kernel(inline=True)
-def drained(p, timeline, updates_s):
-    """Returns when the last device would have run the updates placed on it, in seconds."""
-    until = 0.0
-    for device in range(len(p.memory)):
-        until = max(until, timeline.free[device] + updates_s[device])
-    return until
 
 
 @kernel(inline=True)
@@ -364,12 +343,7 @@ def there_s(p, timeline, tensor, source, device):
 
 @kernel(inline=True)
 def restore_episode(m, episode, ahead):
-    """Takes back what a rollout did to an episode.
-
-    Args:
-        episode: `device_of` and the timeline are restored.
-        ahead: its log is emptied.
-    """
+    """Takes back what a rollout did to an episode."""
     timeline, position = episode.timeline, episode.state[POSITION]
     rollback(timeline, ahead.log, 0)
     for k in range(ahead.counts[N_UNITS]):

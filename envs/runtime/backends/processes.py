@@ -210,42 +210,35 @@ def time_transfers(n_bytes: int, repeats: int, processes: DeviceProcesses) -> li
     """
     spec = TensorSpec.of(torch.empty(n_bytes // 4, device="meta"))
     there, back = Transfer(0, 0, 1, 0, spec), Transfer(1, 1, 0, 0, spec)
-    programs: list[tuple[Instruction, ...]] = [
+    instructions_of: list[tuple[Instruction, ...]] = [
         (Send(there, Slot(0)), Receive(back, Slot(1))),
         (Receive(there, Slot(1)), Send(back, Slot(1))),
         *[()] * (processes.n_devices - 2),
     ]
     offsets, size = offsets_of([spec, spec])
     processes.memory.grow(size)
-    tasks = [_task(device, timed, offsets, size, spec) for device, timed in enumerate(programs)]
-    processes.ask([("load", task) for task in tasks])
+    unused: dict[str, Any] = dict.fromkeys(("constants", "inputs", "trained", "new_values", "outputs"), ())
+    commands: list[Command] = []
+    for device, instructions in enumerate(instructions_of):
+        program = DeviceProgram(
+            device=device,
+            n_slots=2,
+            instructions=instructions,
+            frees=((),) * len(instructions),
+            state=(("sent", Slot(0)),),
+            **unused,
+        )
+        task = DeviceTask(
+            program=program,
+            memory_bytes=size,
+            transfer_offsets=offsets,
+            inputs={},
+            state={"sent": pack(torch.ones(spec.shape))},
+            constants={},
+            optimizer=None,
+            seed=0,
+        )
+        commands.append(("load", task))
+    processes.ask(commands)
     records: list[StepRecord] = processes.tell("steps", repeats + 1, False)[0]
     return [(timed.end_s - timed.start_s) / 2 for timed in records[1:]]
-
-
-def _task(
-    device: int, instructions: tuple[Instruction, ...], offsets: Sequence[int], size: int, spec: TensorSpec
-) -> DeviceTask:
-    program = DeviceProgram(
-        device=device,
-        n_slots=2,
-        instructions=instructions,
-        frees=((),) * len(instructions),
-        state=(("sent", Slot(0)),),
-        constants=(),
-        inputs=(),
-        trained=(),
-        new_values=(),
-        outputs=(),
-    )
-    state = {"sent": pack(torch.ones(spec.shape))}
-    return DeviceTask(
-        program=program,
-        memory_bytes=size,
-        transfer_offsets=offsets,
-        inputs={},
-        state=state,
-        constants={},
-        optimizer=None,
-        seed=0,
-    )

@@ -127,7 +127,12 @@ class DistributedTransport:
     def send(self, transfer: Transfer, tensor: Tensor) -> None:
         """Begins to send a tensor."""
         for part in _parts(tensor) if transfer.spec.sparse else [tensor]:
-            self._post(transfer, part)
+            spec = TensorSpec.of(part) if transfer.spec.sparse else transfer.spec
+            raw = torch.empty(spec.n_bytes // part.element_size(), dtype=part.dtype)
+            raw.as_strided(spec.shape, spec.stride).copy_(part)
+            if spec.n_bytes:
+                raw = raw.view(torch.uint8)
+                self._sent.append((dist.isend(raw, transfer.target, tag=transfer.index), raw))
 
     def receive(self, transfer: Transfer) -> Tensor:
         """Waits for a tensor."""
@@ -144,14 +149,6 @@ class DistributedTransport:
             is_coalesced=bool(coalesced),
             check_invariants=False,
         )
-
-    def _post(self, transfer: Transfer, tensor: Tensor) -> None:
-        spec = TensorSpec.of(tensor) if transfer.spec.sparse else transfer.spec
-        raw = torch.empty(spec.n_bytes // tensor.element_size(), dtype=tensor.dtype)
-        raw.as_strided(spec.shape, spec.stride).copy_(tensor)
-        if spec.n_bytes:
-            raw = raw.view(torch.uint8)
-            self._sent.append((dist.isend(raw, transfer.target, tag=transfer.index), raw))
 
     def _take(self, transfer: Transfer, spec: TensorSpec) -> Tensor:
         raw = _bytes(spec.n_bytes)

@@ -45,7 +45,13 @@ class SharedMemory:
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = max(n_bytes, ALIGNMENT)
-        self._map(_unnamed_file(self.n_bytes))
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("placewalk")
+        else:
+            with tempfile.TemporaryFile() as named:
+                file = os.dup(named.fileno())
+        os.ftruncate(file, self.n_bytes)
+        self._map(file)
 
     def _map(self, file: int) -> None:
         self._file = file
@@ -76,22 +82,10 @@ class SharedMemory:
 
     def tensor(self, spec: TensorSpec, offset: int) -> Tensor:
         """Returns the dense tensor that lies at an offset in bytes, a multiple of `ALIGNMENT`."""
+        if not spec.n_bytes:
+            return torch.empty(spec.shape, dtype=spec.dtype)
         raw = self.bytes[offset : offset + spec.n_bytes].view(spec.dtype)
-        return (
-            raw.as_strided(spec.shape, spec.stride)
-            if spec.n_bytes
-            else torch.empty(spec.shape, dtype=spec.dtype)
-        )
-
-
-def _unnamed_file(n_bytes: int) -> int:
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("placewalk")
-    else:
-        with tempfile.TemporaryFile() as named:
-            file = os.dup(named.fileno())
-    os.ftruncate(file, n_bytes)
-    return file
+        return raw.as_strided(spec.shape, spec.stride)
 
 
 def offsets_of(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:

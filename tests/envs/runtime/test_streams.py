@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from envs.runtime.backends.cuda.program_order import program_order
-from envs.runtime.backends.cuda.stream_host import bound_to
+from envs.runtime.backends.cuda.stream_host import bound_to, program_order
 from envs.runtime.backends.device_process import DeviceHost
 from envs.runtime.backends.processes import DeviceProcesses, members_of
 from envs.runtime.backends.transports import SharedMemoryTransport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from envs.runtime.backends.cuda.program_order import program_order
 from envs.runtime.backends.cuda.streams import Cuda, Lane, StreamTransport, room
 from envs.runtime.backends.device_process import Answer, Command, DeviceHost, DeviceTask, Waits, reason
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport
 from envs.runtime.backends.wire import StepRecord, pack_all, unpack_all
-from envs.runtime.device_program import Call, DeviceProgram
+from envs.runtime.device_program import Call, DeviceProgram, Receive, Send
 from envs.runtime.interpreter import Interpreter
 from envs.runtime.user_ops import import_ops
 
@@ -127,8 +127,8 @@ class StreamHost:
             lane.compute.synchronize()  # it has waited for the copy stream
         end_s = time.perf_counter()
         return [
-            StepRecord(pack_all(each), start_s, end_s, _on_clock(zero, span))
-            for each, zero, span in zip(outputs, zeros, spans, strict=True)
+            StepRecord(pack_all(values), start_s, end_s, _on_clock(zero, span))
+            for values, zero, span in zip(outputs, zeros, spans, strict=True)
         ]
 
     def _issue(self, spans: list[list[Span]] | None) -> list[dict[int, Tensor]]:
@@ -148,8 +148,8 @@ class StreamHost:
                 spans[index].append((before, part.lane.mark(part.lane.compute, timed=True)))
             part.transport.signal([part.lane], wait=False)
         return [
-            self._end(part, each, spans[index] if spans else None)
-            for index, (part, each) in enumerate(zip(self._parts, values, strict=True))
+            self._end(part, value, spans[index] if spans else None)
+            for index, (part, value) in enumerate(zip(self._parts, values, strict=True))
         ]
 
     def _end(self, part: _Part, values: list[Any], spans: list[Span] | None) -> dict[int, Tensor]:
@@ -185,20 +185,13 @@ def bound_to(program: DeviceProgram, device: torch.device) -> DeviceProgram:
 
     Calls name the device, where they named the CPU, and functions that only the CPU has are replaced.
     """
-    instructions = [
-        _bound(instruction, device) if isinstance(instruction, Call) else instruction
-        for instruction in program.instructions
-    ]
+    instructions = list(program.instructions)
+    for index, call in enumerate(instructions):
+        if isinstance(call, Call):
+            arguments, keywords = _on((call.arguments, call.keywords), device)
+            function = FUNCTIONS.get(call.function, call.function)
+            instructions[index] = replace(call, function=function, arguments=arguments, keywords=keywords)
     return replace(program, instructions=tuple(instructions))
-
-
-def _bound(call: Call, device: torch.device) -> Call:
-    return replace(
-        call,
-        function=FUNCTIONS.get(call.function, call.function),
-        arguments=_on(call.arguments, device),
-        keywords=_on(call.keywords, device),
-    )
 
 
 def _on(value: Any, device: torch.device) -> Any:
@@ -207,3 +200,58 @@ def _on(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {key: _on(item, device) for key, item in value.items()}
     return type(value)(_on(item, device) for item in value) if isinstance(value, list | tuple) else value
+
+
+def program_order(programs: Sequence[DeviceProgram]) -> list[tuple[int, int]]:
+    """Merges device programs into one list, in program order of their ops.
+
+    Every device program keeps its own order. A value is sent right after it is made, and received right
+    before its first use. So a host thread that waits for a value from another process has sent all that the
+    value can depend on.
+
+    Args:
+        programs: device programs of one `cut`, all or some.
+
+    Returns:
+        A position in `programs` and that of one of its instructions, for each instruction.
+    """
+    keys = [_keys(program) for program in programs]
+    inside = {program.device for program in programs}
+    position, sent = [0] * len(programs), set[int]()
+    order: list[tuple[int, int]] = []
+
+    def ready(index: int) -> bool:
+        if position[index] == len(keys[index]):
+            return False
+        instruction = programs[index].instructions[position[index]]
+        is_inside = isinstance(instruction, Receive) and instruction.transfer.source in inside
+        return not is_inside or instruction.transfer.index in sent  # type: ignore[union-attr]
+
+    for _ in range(sum(len(of_device) for of_device in keys)):
+        index = min(filter(ready, range(len(programs))), key=lambda index: keys[index][position[index]])
+        order.append((index, position[index]))
+        instruction = programs[index].instructions[position[index]]
+        if isinstance(instruction, Send):
+            sent.add(instruction.transfer.index)
+        position[index] += 1
+    return order
+
+
+def _keys(program: DeviceProgram) -> list[float]:
+    """Finds the op that each instruction belongs to.
+
+    What sends a result or takes it apart belongs to the op before, all else to the next.
+    """
+    keys: list[float] = [math.inf] * len(program.instructions)
+    following = math.inf
+    for index, instruction in reversed(list(enumerate(program.instructions))):
+        if isinstance(instruction, Call) and instruction.op >= 0:
+            following = instruction.op
+        keys[index] = following
+    last = -1.0
+    for index, instruction in enumerate(program.instructions):
+        follows = isinstance(instruction, Send) or (
+            isinstance(instruction, Call) and instruction.function == "getitem"
+        )
+        last = keys[index] = last if follows else max(last, keys[index])
+    return keys

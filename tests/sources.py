@@ -23,5 +23,4 @@ def printed_by(code: str) -> list[str]:
     """Words that a fresh interpreter prints which runs some code."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
-    assert not done.stderr
     return done.stdout.split()

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ from tests.sources import MODULES, ROOT, tree_of
 
 CLAUSES = {"How", "Lets", "What", "When", "Where", "Whether", "Which", "Who"}
 """First words that make a docstring a clause, which the reader must finish."""
+BEGINNINGS = {"of", "whether", "what", "as", "that", "in", "how"}
+"""First words of entries that leave the noun to the reader."""
+HAPPENED = {"found", "at", "own", "known", "given", "kept", "each"}
+"""Names that say what happened to a value, and the lines that may hold one."""
+MOST_HAPPENED = 60
 PACKED = ("rules", "gaps", "state", "scales", "first", "best_score", "saved", "row")
 """Arrays whose entries are columns with names."""
 
@@ -70,6 +76,30 @@ def assert_columns_have_names(path: Path, tree: ast.AST, packed: tuple[str, ...]
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             name = ast.unparse(node.value).rpartition(".")[2]
             assert name not in packed, f"{path}:{node.lineno}: name the column in {ast.unparse(node)}"
+
+
+def entries(text: str) -> Iterator[str]:
+    """What the entries of Args and Attributes of a docstring say, without their names."""
+    for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]{4}.*\n?|\n)+)", text, re.M):
+        yield from re.findall(r"^    [*\w`, ]+: (.+)", section, re.M)
+
+
+def test_most_entries_begin_with_their_noun() -> None:
+    said = [entry for path in MODULES for text in docstrings(path) for entry in entries(cleandoc(text))]
+    clauses = [entry for entry in said if entry.split()[0] in BEGINNINGS]
+    assert len(said) > 1_000
+    assert len(clauses) <= 0.08 * len(said)
+
+
+def test_variables_are_named_for_what_they_hold() -> None:
+    lines = {
+        (path, node.lineno)
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if (isinstance(node, ast.Name) and node.id in HAPPENED)
+        or (isinstance(node, ast.arg) and node.arg in HAPPENED)
+    }
+    assert len(lines) < MOST_HAPPENED, sorted(lines)
 
 
 def test_packed_columns_have_names() -> None:

@@ -29,8 +29,9 @@ def split_graphs(graphs: Sequence[OpGraph], *, holdout: float, validation: float
     for graph in graphs:
         by_family[graph.family].append(graph)
     parts: tuple[list[OpGraph], list[OpGraph], list[OpGraph]] = ([], [], [])
-    period = round(1 / holdout) if holdout else 0
-    stride = round((1 - holdout) / validation) if validation else 0
+    most = len(graphs) + 1
+    period = round(min(1 / holdout, most)) if holdout else 0
+    stride = round(min((1 - holdout) / validation, most)) if validation else 0
     for members in by_family.values():
         held_out = [graph for index, graph in enumerate(members) if period and index % period == period - 1]
         rest = [graph for index, graph in enumerate(members) if not (period and index % period == period - 1)]

@@ -61,6 +61,8 @@ class PlacementVecEnv(VecEnv):
         threads: int = 1,
         **settings: Any,
     ) -> None:
+        if render_mode not in (None, RGB_ARRAY):
+            raise MdpError(f"unknown render_mode '{render_mode}'; use {RGB_ARRAY}")
         self.batch = EpisodeBatch(problems, n_envs, EpisodeSettings.of(settings), threads=threads)
         self.problems, self.orders = self.batch.problems, self.batch.orders
         self.render_mode = render_mode

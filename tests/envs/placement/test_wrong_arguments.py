@@ -175,4 +175,6 @@ def test_arguments_of_many_episodes_are_checked() -> None:
             PlacementVecEnv([chain_problem()], **{"n_envs": 2, **arguments})
     with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
         PlacementEnv([chain_problem()], render_mode="human")
+    with pytest.raises(MdpError, match="unknown render_mode 'human'; use rgb_array"):
+        PlacementVecEnv([chain_problem()], 2, render_mode="human")
     assert PlacementEnv([chain_problem()], orders="bfs").reset()

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -106,6 +107,9 @@ ANSWERS = (
 """Flags that end the command with an answer: heading, flag, value, what answers, and help."""
 
 
+of_run, of_measure = partial(option, group=RUN), partial(option, group=MEASURE)
+
+
 @dataclass(frozen=True)
 class RunFlags(Settings, error=EvaluationError):
     """The way in which an evaluation is run, what it measures and what else it writes.
@@ -114,58 +118,45 @@ class RunFlags(Settings, error=EvaluationError):
         EvaluationError: a value of the wrong type or out of range.
     """
 
-    fit: bool = option(
-        False, "say whether training the --model fits, in which ways and batches, then exit", group=RUN
-    )
-    profile: bool = option(False, "time the ops first, and place the model by these times", group=MEASURE)
-    measured: int | None = option(
+    fit: bool = of_run(False, "say whether training the --model fits, in which ways and batches, then exit")
+    profile: bool = of_measure(False, "time the ops first, and place the model by these times")
+    measured: int | None = of_measure(
         None,
         "measure the K best placements, and that of `single`, if placed",
-        group=MEASURE,
         least=1,
         most=MANY,
         metavar="K",
     )
-    adapt: bool = option(
-        False,
-        "with --measured K: correct the costs after each placement, and search the next one with them",
-        group=MEASURE,
+    adapt: bool = of_measure(
+        False, "with --measured K: correct the costs after each placement, and search the next one with them"
     )
-    fidelity: int | None = option(
+    fidelity: int | None = of_measure(
         None,
         "simulate and measure N varied placements, 50 without N, and compare both times",
-        group=MEASURE,
         least=1,
         most=MANY,
         without_value=50,
     )
-    measure_timeout: float = option(
-        120.0, "stop measuring a placement after S seconds", group=MEASURE, above=0, metavar="S"
+    measure_timeout: float = of_measure(
+        120.0, "stop measuring a placement after S seconds", above=0, metavar="S"
     )
 
-    export: tuple[str, ...] = option(
+    export: tuple[str, ...] = of_run(
         (),
         "also write placements for other runtimes: split-spec, schedule-csv, accelerate, torchtitan, "
         "megatron, deepspeed, vllm, sglang, llama.cpp",
-        group=RUN,
     )
-    export_layers: str = option(
-        "", "lists of layers that servers and megatron count, such as model.layers", group=RUN
-    )
-    trace: bool = option(
-        False, "also write a trace (Perfetto) of placements that are not of a --model", group=RUN
-    )
-    jobs: int = option(1, "processes", group=RUN, least=1, most=1024)
-    engine: str = option(
+    export_layers: str = of_run("", "lists of layers that servers and megatron count, such as model.layers")
+    trace: bool = of_run(False, "also write a trace (Perfetto) of placements that are not of a --model")
+    jobs: int = of_run(1, "processes", least=1, most=1024)
+    engine: str = of_run(
         LOCAL,
         "where the processes run; ray: the Ray cluster of RAY_ADDRESS, or a new one on this machine",
-        group=RUN,
         choices=ENGINES,
     )
-    trial_timeout: float | None = option(
+    trial_timeout: float | None = of_run(
         None,
         "end a trial after S seconds, compiling included, try it once more, then count it as failed",
-        group=RUN,
         above=0,
         metavar="S",
         default_text="never",

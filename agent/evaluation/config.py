@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agent.placing.request import BUDGET
@@ -20,6 +21,10 @@ MANY = 10_000
 GRAPHS, CLUSTERS = "graphs (at least one source)", "clusters"
 PLACERS, POLICY, RUN = "placers and what each may spend", "policy", "run"
 """Headings of the command line's help."""
+of_graphs, of_clusters, of_placers, of_policy = (
+    partial(option, group=group) for group in (GRAPHS, CLUSTERS, PLACERS, POLICY)
+)
+"""Makers of the settings under each heading."""
 
 
 class EvaluationError(InputError):
@@ -34,157 +39,121 @@ class EvaluationConfig(Settings, error=EvaluationError):
         EvaluationError: a value of the wrong type or out of range.
     """
 
-    families: tuple[str, ...] = option((), "families of the benchmark set", group=GRAPHS)
-    graphs: tuple[str, ...] = option(
-        (),
-        "graph files (.json or .jsonl, or with .gz), or instances such as doppler:*",
-        group=GRAPHS,
-        metavar="FILE|NAME",
+    families: tuple[str, ...] = of_graphs((), "families of the benchmark set")
+    graphs: tuple[str, ...] = of_graphs(
+        (), "graph files (.json or .jsonl, or with .gz), or instances such as doppler:*", metavar="FILE|NAME"
     )
-    model: str | None = option(
-        None,
-        "function that returns (module, inputs); its step is placed",
-        group=GRAPHS,
-        metavar="PKG.MOD:FUNCTION",
+    model: str | None = of_graphs(
+        None, "function that returns (module, inputs); its step is placed", metavar="PKG.MOD:FUNCTION"
     )
-    optimizer: str = option(
+    optimizer: str = of_graphs(
         "adam",
         "optimizer in the model's training step: a class of torch.optim in lower case, with options as in "
         "sgd:momentum=0.9",
-        group=GRAPHS,
     )
-    master_weights: str | None = option(
-        None,
-        "type in which the optimizer keeps and updates a copy of narrower weights",
-        group=GRAPHS,
-        choices=KEPT_DTYPES,
+    master_weights: str | None = of_graphs(
+        None, "type in which the optimizer keeps and updates a copy of narrower weights", choices=KEPT_DTYPES
     )
-    gradient_dtype: str | None = option(
+    gradient_dtype: str | None = of_graphs(
         None,
         "type in which gradients are accumulated",
-        group=GRAPHS,
         choices=KEPT_DTYPES,
         default_text="that of the weights",
     )
-    inference: bool = option(False, "capture only the forward pass of the model", group=GRAPHS)
-    prompt: int | None = option(
+    inference: bool = of_graphs(False, "capture only the forward pass of the model")
+    prompt: int | None = of_graphs(
         None,
         "capture the inference of one token by a model of transformers, with the keys and values of P tokens "
         "before it in its cache",
-        group=GRAPHS,
         least=1,
         metavar="P",
         default_text="the step of the inputs",
     )
-    split: str | None = option(
+    split: str | None = of_graphs(
         None,
         "cut the inputs of the model, a whole batch, into N microbatches of a pipeline; auto: of at most 5 "
         "numbers, that of the shortest step",
-        group=GRAPHS,
         metavar="N|auto",
         default_text="the inputs are one microbatch",
     )
-    batch_dim: int = option(
-        0, "dimension of the inputs that --split cuts", group=GRAPHS, least=0, metavar="D"
-    )
-    split_inputs: tuple[str, ...] = option(
+    batch_dim: int = of_graphs(0, "dimension of the inputs that --split cuts", least=0, metavar="D")
+    split_inputs: tuple[str, ...] = of_graphs(
         (),
         "inputs that --split cuts, by keyword or position",
-        group=GRAPHS,
         metavar="INPUT",
         default_text="those that have the most common size in that dimension",
     )
-    precision: str | None = option(
+    precision: str | None = of_graphs(
         None,
         "precision in which the costs of fp32 graphs are computed",
-        group=GRAPHS,
         choices=PRECISIONS,
         default_text="as captured",
     )
-    granularity: str = option(
-        "op", "what one decision places, by module path", group=GRAPHS, choices=GRANULARITIES
-    )
-    include_seen: bool = option(False, "keep graphs that the policy was trained on", group=GRAPHS)
-    max_decompressed_bytes: int = option(
-        MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=GRAPHS, least=1
+    granularity: str = of_graphs("op", "what one decision places, by module path", choices=GRANULARITIES)
+    include_seen: bool = of_graphs(False, "keep graphs that the policy was trained on")
+    max_decompressed_bytes: int = of_graphs(
+        MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", least=1
     )
 
-    cluster: tuple[str, ...] | None = option(
+    cluster: tuple[str, ...] | None = of_clusters(
         None,
         "names of --list-clusters, or files; without them, instances have their own",
-        group=CLUSTERS,
         metavar="NAME|FILE",
         some=True,
         default_text=DEFAULT_CLUSTER,
     )
-    host: str | None = option(
+    host: str | None = of_clusters(
         None,
         "how the host issues a step to GPUs: op by op, as a captured CUDA graph, or in no time",
-        group=CLUSTERS,
         choices=HOSTS,
         default_text="what the cluster says; calibrated presets: eager",
     )
 
-    pipeline: str = option(
+    pipeline: str = of_placers(
         "",
         f"place a pipeline of microbatches: {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V (V stages on each "
         f"device) or {ZERO_BUBBLE}; auto: the one with the shortest step; each graph is the step of one "
         "microbatch",
-        group=PLACERS,
         metavar="SCHEDULE",
         default_text="one batch at a time",
     )
-    microbatches: int | None = option(
+    microbatches: int | None = of_placers(
         None,
         "microbatches in a step of the pipeline",
-        group=PLACERS,
         least=1,
         most=MAX_MICROBATCHES,
         default_text="those of --split, or 8",
     )
-    replicas: str | None = option(
+    replicas: str | None = of_placers(
         None,
         "groups of devices that each run the pipeline on a share of the microbatches; auto: of the numbers "
         "that divide devices and microbatches, that of the shortest step",
-        group=PLACERS,
         metavar="N|auto",
         default_text="1",
     )
-    shard_optimizer: bool = option(
-        False, "divide the optimizer's states and updates among replicas (ZeRO-1)", group=PLACERS
+    shard_optimizer: bool = of_placers(
+        False, "divide the optimizer's states and updates among replicas (ZeRO-1)"
     )
-    placers: tuple[str, ...] | None = option(
-        None, "names, data-parallel, or all", group=PLACERS, default_text="all; none with --placements"
+    placers: tuple[str, ...] | None = of_placers(
+        None, "names, data-parallel, or all", default_text="all; none with --placements"
     )
-    placements: tuple[str, ...] = option((), "placement files to score", group=PLACERS, metavar="FILE")
-    budget: int | None = option(
-        None,
-        "evaluations per trial",
-        group=PLACERS,
-        least=1,
-        default_text=f"{BUDGET}; no limit with --seconds",
+    placements: tuple[str, ...] = of_placers((), "placement files to score", metavar="FILE")
+    budget: int | None = of_placers(
+        None, "evaluations per trial", least=1, default_text=f"{BUDGET}; no limit with --seconds"
     )
-    seconds: float | None = option(
-        None, "wall time per trial", group=PLACERS, above=0, metavar="S", default_text="no limit"
+    seconds: float | None = of_placers(
+        None, "wall time per trial", above=0, metavar="S", default_text="no limit"
     )
-    seeds: int = option(3, "trials of each placer that uses randomness", group=PLACERS, least=1, most=MANY)
+    seeds: int = of_placers(3, "trials of each placer that uses randomness", least=1, most=MANY)
 
-    plugin: tuple[str, ...] = option(
-        (),
-        "your own files or modules that register placers, orders, ...",
-        group=PLACERS,
-        metavar="FILE|MODULE",
+    plugin: tuple[str, ...] = of_placers(
+        (), "your own files or modules that register placers, orders, ...", metavar="FILE|MODULE"
     )
 
-    policy: str = option(
-        "pretrained",
-        "a run's folder, or pretrained: the shipped policy for the granularity",
-        group=POLICY,
-        metavar="DIR",
+    policy: str = of_policy(
+        "pretrained", "a run's folder, or pretrained: the shipped policy for the granularity", metavar="DIR"
     )
-    orders: tuple[str, ...] = option(
-        ("topo",), "orders in which policies visit ops, or all", group=POLICY, some=True
-    )
+    orders: tuple[str, ...] = of_policy(("topo",), "orders in which policies visit ops, or all", some=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -133,10 +133,20 @@ def place(
     ORDERS.check(checked(InputError, "order", order, str))
     chosen = cluster if isinstance(cluster, Cluster) else get_or_measure_cluster(os.fspath(cluster))
     chosen = with_host(chosen, checked(InputError, "host", host, str, NoneType))
-    request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
-    types = {"optimizer": optimizer, "master_weights": master_weights, "gradient_dtype": gradient_dtype}
+    request = Request(
+        pipeline=pipeline,
+        split=split,
+        batch_dim=batch_dim,
+        split_inputs=split_inputs,
+        budget=budget,
+        seconds=seconds,
+        precision=precision,
+        granularity=granularity,
+    )
     settings = {
-        **types,
+        "optimizer": optimizer,
+        "master_weights": master_weights,
+        "gradient_dtype": gradient_dtype,
         "training": training,
         "loss": loss,
         "name": name,

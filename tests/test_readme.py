@@ -122,7 +122,8 @@ def test_extensions_work_as_pasted(clone: Path) -> None:
         (clone / file).write_text(module)
     add(clone / "agent/placers/base.py", r"^    \"heuristics.by_rule\",$", '    "heuristics.coin_toss",')
     add(clone / "graphs/families/__init__.py", r"^    \"llama\": 12,$", '    "mlp": 2,')
-    add(clone / "agent/policy/encoders/base.py", r'message_passing",', ' "agent.policy.encoders.gcn",', separator="")
+    named = ' "agent.policy.encoders.gcn",'
+    add(clone / "agent/policy/encoders/base.py", r"message_passing\",", named, separator="")
     run(clone, "-m", "graphs.dataset", "--build", "--families", "mlp", "--out", "built")
     flags = f"--graphs built/mlp.jsonl.gz --name extended --encoder gcn --minutes {MINUTES}"
     run(clone, "train_agent.py", *flags.split(), "--order", "widest-first")

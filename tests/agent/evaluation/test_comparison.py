@@ -159,12 +159,12 @@ def test_agreement_is_of_those_that_ran() -> None:
 
 def test_placements_are_distinct_spread_and_always_the_same() -> None:
     problem = Problem(load_family("gpt")[0], get_cluster("2xk80"))
-    found, again = (list(varied_placements(problem, 24)) for _ in range(2))
+    found, again = (list(varied_placements(problem, 40)) for _ in range(2))
     assert [source for source, _ in found[:2]] == ["device 0", "device 1"]
-    assert len({device_of.tobytes() for _, device_of in found}) == 24
+    assert len({device_of.tobytes() for _, device_of in found}) == 40
     assert all(a == b and np.array_equal(x, y) for (a, x), (b, y) in zip(found, again, strict=True))
     drawn = sorted(
         simulate_problem(problem, device_of).total_s for source, device_of in found if "drawn" in source
     )
-    assert len(drawn) >= 8
+    assert len(drawn) > 8
     assert np.diff(np.log(drawn)).max() < 0.25 * np.log(drawn[-1] / drawn[0])

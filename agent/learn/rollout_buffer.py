@@ -139,7 +139,7 @@ def draw_systematically(chances: NDArray[np.float32]) -> NDArray[np.int64]:
     Source: systematic sampling (Madow 1949), here of a random permutation.
 
     Args:
-        chances: chances of at most 1, (n,).
+        chances: probabilities, (n,).
 
     Returns:
         Indices, int64.
@@ -156,7 +156,7 @@ def chances_of(advantages: NDArray[np.float32], share: float) -> NDArray[np.floa
     gradient (Katharopoulos and Fleuret 2018, arXiv 1803.00942).
 
     Args:
-        advantages: advantages, float32, any shape.
+        advantages: float32, any shape.
         share: mean of the chances, above 0, at most 1.
     """
     sizes = np.abs(advantages)

@@ -44,7 +44,7 @@ class InputFeature(NamedTuple):
 
     Attributes:
         name: identifier; a feature that changes its meaning gets another.
-        unit: unit of the number.
+        unit: name of the unit of the number.
     """
 
     name: str

@@ -77,7 +77,7 @@ class StepRunner:
     """A captured step that runs on the processes of the devices; it holds the model's state.
 
     Args:
-        captured: captured of the module, or of one with equal shapes.
+        captured: step of the module, or of one with equal shapes.
         device_of: device of each op of the captured graph, int (n_ops,).
         module: the values of its parameters and buffers are copied; it is not changed.
         processes: one for each device; they run this step from now on. Whoever made them closes them.

@@ -27,7 +27,7 @@ class Feature:
 
     Attributes:
         group: one of `GROUPS`.
-        unit: unit of the number.
+        unit: name of the unit of the number.
     """
 
     name: str

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from envs.cluster.files import read_cluster, write_cluster
     from envs.cluster.presets import PRESETS, get_cluster
     from envs.costs.op_seconds import CostError, op_seconds
+    from envs.objective import simulate
     from envs.placements.files import read_placement, write_placement
     from envs.placements.placement import Placement, PlacementError, check_placement, single_device
-    from envs.simulator.checked import simulate
 
 __all__ = [
     "PRESETS",
@@ -42,7 +42,7 @@ _MODULES = (
     "envs.costs.op_seconds",
     "envs.placements.placement",
     "envs.placements.files",
-    "envs.simulator.checked",
+    "envs.objective",
 )
 
 with suppress(ModuleNotFoundError):  # nothing but the environment needs it

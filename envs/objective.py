@@ -11,12 +11,11 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import NONE, eager_issue_s, with_host
-from envs.placements.placement import Placement
-from envs.problem import InfeasibleError, Problem
+from envs.placements.placement import Placement, check_placement
+from envs.problem import InfeasibleError, Problem, kinds
 from envs.simulator.copies import simulated_copies
 from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
-from envs.simulator.fastest_single import fastest_single
-from envs.simulator.simulate import SimulatedStep, simulate_many, simulate_problem, simulated_memory
+from envs.simulator.simulate import SimulatedStep, StepTime, simulate_many, simulate_problem, simulated_memory
 from graphs.graph_columns import PHASES
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import BoolArray, FloatArray, IntArray
@@ -159,3 +158,45 @@ def objective_of(
 def kind_of(pipeline: object) -> str:
     """Returns the kind of the objective of a pipeline, or of a step if there is none."""
     return STEP if pipeline is None else PIPELINE
+
+
+def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime:
+    """Simulates one training step under a placement.
+
+    Args:
+        placement: device index of each op, int (n_ops,); none may be -1.
+
+    Returns:
+        Seconds and bytes; `total_s` is the finish of the last op.
+
+    Raises:
+        PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split placement unit.
+
+    Source: Addanki et al. 2019, section 4; departures are in docs/explanation/step.md.
+    """
+    check_placement(graph, cluster, placement)
+    return simulate_problem(Problem(graph, cluster), placement.device_of)
+
+
+class FastestSingle(NamedTuple):
+    """The fastest device that has the memory for all ops; where none has, the fastest of all.
+
+    Attributes:
+        step_s: simulated seconds of the step with all ops on it; 1 where no op takes time.
+        fits: true if it has the memory.
+    """
+
+    device: int
+    step_s: float
+    fits: bool
+
+
+def fastest_single(problem: Problem) -> FastestSingle:
+    """Finds the fastest single device; one device of each kind is simulated."""
+    ranked = []
+    of_kind, _ = kinds(np.vstack([problem.op_seconds, problem.cluster.memory_bytes]))
+    for device in of_kind.tolist():
+        step = simulate_problem(problem, np.full(problem.graph.n_ops, device, dtype=np.int64))
+        ranked.append((not step.fits, step.total_s, device))
+    overflows, step_s, device = min(ranked)
+    return FastestSingle(device, step_s or 1.0, not overflows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.commands.evaluate_flags import COMMAND, NAME, RunFlags, make_parser
 from agent.contexts.engine import RAY, check_ray_is_installed
+from agent.evaluation.answers import write_exports, write_handovers
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
@@ -20,7 +21,6 @@ from agent.evaluation.run import EvaluationResult, check_content, evaluate, open
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import print_lines, print_tables
 from agent.evaluation.worker import TrialMaker, run_trials
-from agent.evaluation.written import write_exports, write_handovers
 from agent.placing.exports.export import EXPORTS
 from agent.placing.trial_runner import compile_jobs
 from envs.cluster.presets import DEFAULT_CLUSTER

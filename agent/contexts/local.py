@@ -33,9 +33,8 @@ from envs.cluster.presets import DEFAULT_CLUSTER, RANDOM, get_cluster
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
-from graphs.dataset import load_graphs
+from graphs.dataset import Split, load_graphs, split_graphs
 from graphs.io.graph_files import read_graphs, write_graphs
-from graphs.split import Split, split_graphs
 from graphs.system.command_line import name_of
 from graphs.system.compiling import compile_ahead
 from graphs.system.interrupts import handled_by

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
+
+import numpy as np
 
 from agent.bounds.lower_bound import bound_s
-from agent.instances.best_known import DATA, BestKnown, read_best_known, read_placements
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
 from envs.cluster.host import NONE, with_host
@@ -25,9 +28,8 @@ from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.command_line import as_typed
-from graphs.system.errors import InputError
-from graphs.system.json_files import read_json
-from graphs.system.numbers import in_ms
+from graphs.system.errors import InputError, in_ms
+from graphs.system.json_files import read_json, read_json_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -221,3 +223,56 @@ def listing() -> Iterator[str]:
             best = best_known[name]
             over = "optimal" if best.is_optimal else f"{best.step_time_s / best.bound_s:.3f}"
             yield f"  {name:<59} {best.step_time_s * 1e3:>9.6g} {over:>8}"
+
+
+DATA = Path(__file__).parent / "data"
+"""Graphs, clusters and best known answers; `agent/instances/README.md` says whose they are."""
+TABLE, PLACEMENTS = "best_known.csv", "best_placements.jsonl.gz"
+SAME = 1e-9
+"""Step times that differ by less, as a share, are equal."""
+
+
+@dataclass(frozen=True)
+class BestKnown:
+    """The best known answer to an instance.
+
+    Attributes:
+        bound_s: no placement has a shorter step.
+        method, found_by, commit, date: how, by whom, with which code and when it was found.
+        seconds: processor seconds that it took.
+    """
+
+    instance: str
+    step_time_s: float
+    bound_s: float
+    method: str
+    found_by: str
+    commit: str
+    date: str
+    seconds: float
+
+    @property
+    def is_optimal(self) -> bool:
+        """Says whether the bound proves that nothing is better."""
+        return self.step_time_s <= self.bound_s * (1 + SAME)
+
+
+def read_best_known() -> dict[str, BestKnown]:
+    """Reads the table of the best known answers by instance."""
+    kinds = get_type_hints(BestKnown)
+    with (DATA / TABLE).open(newline="", encoding="utf-8") as lines:
+        rows = [{name: kinds[name](cell) for name, cell in line.items()} for line in csv.DictReader(lines)]
+    return {row["instance"]: BestKnown(**row) for row in rows}
+
+
+def read_placements() -> dict[str, Placement]:
+    """Reads the best known placements by instance."""
+    records = [cast("Mapping[str, Any]", value) for _, value in read_json_lines(DATA / PLACEMENTS)]
+    return {
+        record["instance"]: Placement(
+            np.array(record["device_of"]),
+            None if record["stage_of"] is None else np.array(record["stage_of"]),
+            tuple(record["recompute"]),
+        )
+        for record in records
+    }

@@ -10,8 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from agent.evaluation.answers import file_name
-from agent.instances.best_known import DATA, SAME, read_best_known
-from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
+from agent.instances.instance import (
+    DATA,
+    SAME,
+    Instance,
+    find_instances,
+    find_names,
+    pipeline_of,
+    read_best_known,
+)
 from agent.lab.pivot import ExperimentError, Row, Rows, Statistic, grouped, read_table, write_rows
 from agent.placers.base import PLACERS_OF, Budget, names_of
 from agent.placing.trial_runner import TrialRunner, make_placer, open_policy

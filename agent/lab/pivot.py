@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.comparison.intervals import nested_interval
-from agent.evaluation.comparison.ratios import geometric_mean
+from agent.evaluation.comparison.ratios import geometric_mean, nested_interval
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
 

@@ -26,7 +26,7 @@ from agent.learn.metrics import (
     VALIDATION,
 )
 from agent.learn.references import annealing_s, some
-from agent.policy.greedy import drawn, ratios_over_orders
+from agent.policy.decoding import drawn, ratios_over_orders
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import PolicyCard, save_policy

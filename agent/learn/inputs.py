@@ -18,8 +18,8 @@ from envs.cluster.presets import RANDOM, get_cluster
 from envs.placement import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
 from envs.runtime.step_meter import MeasuredStepTimer
+from graphs.dataset import Split
 from graphs.orders import ORDERS
-from graphs.split import Split
 from graphs.system.folders import policy_folder
 from graphs.system.registry import load_plugins
 

@@ -22,21 +22,30 @@ from stable_baselines3.common.logger import HParam
 from stable_baselines3.common.vec_env import VecEnv
 
 from agent.learn.actor_critic import PlacementPolicy
-from agent.learn.checkpoints import Checkpoint, content_of, read_checkpoint, restoring
+from agent.learn.checkpoints import (
+    Checkpoint,
+    Stateful,
+    capture,
+    check_policy,
+    content_of,
+    read_checkpoint,
+    restore,
+    restore_callbacks,
+    restoring,
+)
 from agent.learn.config import ConfigError, TrainConfig
 from agent.learn.metrics import ENTROPY_WEIGHT, HPARAM_METRICS, INFEASIBLE, PROGRESS, SPEED, UPDATES
 from agent.learn.rollout import Ended, collect, critic_arrays
 from agent.learn.rollout_buffer import PerGraphRolloutBuffer
-from agent.learn.saving import Stateful, capture, check_policy, restore, restore_callbacks
 from agent.learn.workers import SOLO, WorkerGroup, average_gradients
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.seen import describe_seen
 from agent.policy.serialization import PolicyCard, load_policy, policy_files
 from agent.policy.shape import current_shape
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
+from graphs.identity import describe_seen
 from graphs.system.errors import checked
 from graphs.system.json_files import first_repeated, write_all_atomic
 from graphs.system.performance import bf16_matmul

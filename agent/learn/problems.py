@@ -12,9 +12,9 @@ from agent.learn.config import ConfigError, TrainConfig
 from envs.cluster.presets import RANDOM, get_cluster
 from envs.domain_randomization import draw_problem, randomize_domain
 from envs.problem import Problem
+from graphs.dataset import Split
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
-from graphs.split import Split
 
 
 def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.policy.compiled.head import HeadArrays, output_of
-from agent.policy.compiled.layers import Floats, add_product, by_input
+from agent.policy.compiled.head import Floats, HeadArrays, add_product, by_input, output_of
 from agent.policy.compiled.walk import check_finite_scores, decide, new_walk_state
 from envs.placement.vec_env import PlacementVecEnv
 from envs.simulator.arrays import copy

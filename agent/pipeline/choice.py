@@ -16,7 +16,7 @@ from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, MAX_MICROBATCHES, Pipeline, PipelineError
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import OpGraph
-from graphs.system.numbers import in_ms
+from graphs.system.errors import in_ms
 
 MOST_COUNTS, PER_DEVICE = 5, 4
 """Numbers of microbatches that are tried at most; they are near to so many for each device."""

@@ -24,9 +24,8 @@ from envs.pipeline.stages import Stages, phases_of
 from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.simulate import SimulatedStep
 from graphs.system.csv_files import write_rows
-from graphs.system.errors import shortened
+from graphs.system.errors import four_digits, in_ms, shortened
 from graphs.system.json_files import write_bytes_atomic
-from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 OF_STAGES = "of each stage: forward + backward of a microbatch, peak memory of its device"

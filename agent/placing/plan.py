@@ -21,16 +21,14 @@ from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import calibration_note
 from envs.figures import save_figure, step_figure, svg_of
 from envs.graph_figure import graph_figure
-from envs.objective import Objective
+from envs.objective import FastestSingle, Objective
 from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
-from envs.simulator.fastest_single import FastestSingle
 from envs.simulator.simulate import SimulatedStep
 from graphs.op_graph import OpGraph
-from graphs.system.errors import shortened
-from graphs.system.numbers import in_ms
+from graphs.system.errors import in_ms, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,9 +18,9 @@ from safetensors.numpy import load, save
 from agent.policy.compiled.head import CompiledPolicy
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
-from agent.policy.seen import KEYS, how_seen
 from agent.policy.shape import NetworkShape, current_shape
 from envs.placement.observation.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
+from graphs.identity import KEYS, how_seen
 from graphs.op_graph import OpGraph
 from graphs.system import json_fields
 from graphs.system.errors import InputError

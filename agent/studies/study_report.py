@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.contexts.local import CURVES
-from agent.evaluation.comparison.intervals import crossed_interval
+from agent.evaluation.comparison.ratios import crossed_interval
 from agent.evaluation.terminal_report import text_table
 from agent.studies.record import Attempt, Study
 from agent.studies.trial_process import COMPLETE, FAILED, JUDGEMENT, PRUNED

@@ -31,7 +31,7 @@ from agent.studies.study_trials import (
     study_trials,
 )
 from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, stop_file, train_trial
-from graphs.split import Split
+from graphs.dataset import Split
 from graphs.system.interrupts import handled_by
 from graphs.system.worker_process import Death, Process, WorkerProcess
 

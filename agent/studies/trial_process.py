@@ -21,10 +21,10 @@ from agent.learn.inputs import read_inputs
 from agent.learn.metrics import SCORE, UPDATES
 from agent.learn.problems import validation_problems
 from agent.learn.train import DivergedError, train
-from agent.policy.greedy import ratios_over_orders
+from agent.policy.decoding import ratios_over_orders
 from agent.policy.serialization import load_policy
+from graphs.dataset import Split
 from graphs.identity import content_hash
-from graphs.split import Split
 from graphs.system.command_line import FULL
 from graphs.system.errors import InputError
 from graphs.system.json_files import write_json_atomic

@@ -13,8 +13,7 @@ from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
-from graphs.system.errors import shortened
-from graphs.system.numbers import in_ms
+from graphs.system.errors import in_ms, shortened
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B, PipelineError
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
-from envs.runtime.microbatches import cut_inputs, say_if_no_mean
 from envs.runtime.module_state import keys_of, state_of
+from envs.runtime.plain_check import cut_inputs, say_if_no_mean
 from envs.runtime.rank_stages import RankSettings, RankStages
 from envs.runtime.torch_split import SplitStep
 from graphs.capture.captured_step import CapturedStep

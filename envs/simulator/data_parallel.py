@@ -21,8 +21,8 @@ from envs.simulator.all_reduce import all_reduce_seconds, buckets_of, gradients_
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.errors import in_ms
 from graphs.system.jit import kernel
-from graphs.system.numbers import in_ms
 
 
 @dataclass(frozen=True, eq=False)

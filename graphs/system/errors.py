@@ -1,4 +1,4 @@
-"""The base class of errors about the user's input, their text, and the check of arguments."""
+"""The base class of errors about the user's input, the text of messages, and the check of arguments."""
 
 from __future__ import annotations
 
@@ -127,3 +127,13 @@ def logged(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Says whether an error is of Python or torch, and means that there is no memory left."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def four_digits(value: float) -> str:
+    """Formats a number with four significant digits; from 1,000 on, without decimals."""
+    return f"{value:,.0f}" if value >= 1000.0 else f"{value:.4g}"
+
+
+def in_ms(seconds: float) -> str:
+    """Formats seconds as milliseconds, with their unit."""
+    return f"{four_digits(1e3 * seconds)} ms"

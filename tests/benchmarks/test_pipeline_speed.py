@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.pipeline.moves import shifted
+from agent.pipeline.annealing import shifted
 from agent.pipeline.search import PipelineSearch
 from agent.placers.base import Budget
 from envs.pipeline.objective import PipelineObjective

@@ -13,12 +13,12 @@ from agent.placers.base import PLACERS, Budget, Placer, names_of
 from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
 from envs.cluster.files import cluster_from_json, cluster_to_json
+from envs.objective import simulate
 from envs.placement import MDPS
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings, MdpError
 from envs.placement.observation.features import FEATURE_BOUND
 from envs.placements.placement import Placement, check_placement, single_device
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.checked import simulate
 from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.io.graph_files import graph_from_json, graph_to_json
 from graphs.op_graph import OpGraph, build_graph

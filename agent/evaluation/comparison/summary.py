@@ -14,7 +14,7 @@ from agent.evaluation.comparison.ratios import Where, geometric_mean, ratio_to_b
 from agent.evaluation.results import Key, Trial, best_times, ratio_to_best
 from agent.placers.base import PLACERS
 from graphs.system.csv_files import write_csv
-from graphs.system.numbers import four_digits
+from graphs.system.errors import four_digits
 
 DATA_PARALLEL_NOTE = (
     "data-parallel is no placement: each device computes a batch of its own, and the time is that of a step "

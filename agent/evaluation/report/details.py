@@ -18,8 +18,7 @@ from agent.placers.base import PLACERS
 from envs.figures import step_figure
 from envs.graph_figure import graph_figure
 from envs.objective import PIPELINE, STEP
-from graphs.system.errors import InputError
-from graphs.system.numbers import four_digits
+from graphs.system.errors import InputError, four_digits
 
 GIB = 2**30
 WIDTH_IN = 7.2

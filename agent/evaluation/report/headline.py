@@ -9,8 +9,8 @@ from dataclasses import replace
 from markupsafe import Markup
 
 from agent.evaluation.answers import Answers
-from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import (
+    Interval,
     Run,
     Where,
     by_run,

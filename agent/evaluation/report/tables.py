@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from markupsafe import Markup
 
 from agent.evaluation.answers import placement_path
-from agent.evaluation.comparison.intervals import Interval
-from agent.evaluation.comparison.ratios import Run, Where, geometric_mean, ratio_to_bound, ratio_to_single
+from agent.evaluation.comparison.ratios import (
+    Interval,
+    Run,
+    Where,
+    geometric_mean,
+    ratio_to_bound,
+    ratio_to_single,
+)
 from agent.evaluation.comparison.summary import Case, Line, by_case, figures, milliseconds, number, title
 from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
 from graphs.system.errors import printable

@@ -10,8 +10,7 @@ import numpy as np
 from agent.placers.base import Leader, SearchState, Strategy, placer
 from agent.placers.heuristics.list_scheduling import heft, m_etf
 from agent.placers.heuristics.single import single
-from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
-from agent.placers.search.annealing_moves import AnnealingChain
+from agent.placers.search.annealing_moves import OVERFLOW_COST, AnnealingChain, anneal
 from agent.placers.units import Units, units_by_layer, units_by_program, units_of
 from envs.objective import OVER_BYTES, TOTAL_S
 from envs.problem import Problem

@@ -22,13 +22,12 @@ import numpy as np
 from agent.placing.handover.module_devices import ROOT, Keys, ModuleDevices, around, is_inside
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import CPU_KINDS
+from envs.objective import fastest_single
 from envs.problem import Problem
-from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
-from graphs.system.errors import InputError
-from graphs.system.numbers import in_ms
+from graphs.system.errors import InputError, in_ms
 
 SCALAR_BYTES = 8
 

@@ -10,18 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from envs.objective import Objective
+from envs.objective import Objective, fastest_single
 from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
-from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import StepTime, step_time_s
 from graphs.levels import b_level
 from graphs.limits import MAX_PER_S
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
-from graphs.system.errors import shortened
-from graphs.system.numbers import in_ms
+from graphs.system.errors import in_ms, shortened
 
 SMALL = 0.05
 """Share of the step below which a gain is no bottleneck."""

@@ -36,8 +36,8 @@ from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_rows
+from graphs.system.errors import in_ms
 from graphs.system.json_files import write_bytes_atomic, write_json_atomic
-from graphs.system.numbers import in_ms
 
 GRAPH = "graph.json.gz"
 EVALUATIONS = 1_000

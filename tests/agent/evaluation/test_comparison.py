@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.evaluation.comparison.intervals import Interval, crossed_interval, nested_interval
+from agent.evaluation.comparison.ratios import Interval, crossed_interval, nested_interval
 from agent.evaluation.comparison.summary import ratios_to_baseline, summarise
 from agent.evaluation.measured.fidelity import FidelityRow, fidelity_of, varied_placements
 from agent.evaluation.results import Trial

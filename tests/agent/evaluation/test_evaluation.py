@@ -12,10 +12,10 @@ from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.report.page import write_report
 from agent.evaluation.results import COLUMNS, best_times, write_results
 from agent.evaluation.run import evaluate
+from envs.objective import simulate
 from envs.placements.files import read_placement
 from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.checked import simulate
 from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.system.csv_files import write_csv
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec

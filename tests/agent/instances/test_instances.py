@@ -12,8 +12,16 @@ import pytest
 from agent.commands.evaluate import main
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
-from agent.instances.best_known import DATA, read_best_known, read_placements
-from agent.instances.instance import InstanceError, find_instances, find_names, load_instance, sources
+from agent.instances.instance import (
+    DATA,
+    InstanceError,
+    find_instances,
+    find_names,
+    load_instance,
+    read_best_known,
+    read_placements,
+    sources,
+)
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placements.placement import Placement
 from graphs.io.graph_files import write_graphs

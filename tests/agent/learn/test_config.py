@@ -16,8 +16,8 @@ from agent.learn.config import ConfigError, TrainConfig
 from agent.learn.inputs import read_inputs
 from agent.learn.problems import training_problems, validation_problems
 from agent.studies.study_config import StudyConfig
+from graphs.dataset import Split, split_graphs
 from graphs.op_graph import OpGraph, build_graph
-from graphs.split import Split, split_graphs
 from tests.agent.learn.train_cases import SMALL, chains
 
 

@@ -14,8 +14,8 @@ from agent.learn.config import TrainConfig
 from agent.learn.metrics import CPU_S, SPEED, WALL_S
 from agent.learn.workers import SOLO, WorkerGroup
 from envs.runtime.runnable_model import RunnableModel
+from graphs.dataset import Split
 from graphs.op_graph import OpGraph, build_graph
-from graphs.split import Split
 
 SMALL = TrainConfig(
     cluster=("4xh100",),

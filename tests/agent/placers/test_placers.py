@@ -13,10 +13,9 @@ from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
 from agent.placers.units import units_by_layer
 from agent.policy.serialization import read_policy
-from envs.objective import OVER_BYTES
+from envs.objective import OVER_BYTES, simulate
 from envs.placements.placement import check_placement
 from envs.problem import Problem
-from envs.simulator.checked import simulate
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 

@@ -13,8 +13,7 @@ from agent.placers.heuristics.m_sct import favourite_children
 from agent.placers.heuristics.metis import _partition, _unit_graph
 from agent.placers.heuristics.single import single_devices
 from agent.placers.search.annealing import Segments, _new_chain, segments_of
-from agent.placers.search.annealing_kernels import anneal
-from agent.placers.search.annealing_moves import AnnealingChain
+from agent.placers.search.annealing_moves import AnnealingChain, anneal
 from agent.placers.search.rollout import draw_rollouts
 from agent.placers.units import units_of
 from agent.policy.serialization import read_policy

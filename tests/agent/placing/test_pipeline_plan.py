@@ -23,7 +23,7 @@ from agent.placing.request import Request
 from envs.pipeline.objective import PipelineObjective
 from envs.pipeline.pipeline import PipelineError
 from envs.problem import Problem
-from graphs.system.numbers import four_digits
+from graphs.system.errors import four_digits
 from tests.agent.evaluation_cases import rows_of
 from tests.agent.placing.pipeline_cases import CLUSTER, GRAPH, PIPELINE, make
 

@@ -21,9 +21,9 @@ from agent.evaluation.inputs import make_spec as spec_of
 from agent.evaluation.worker import Worker
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import get_cluster
+from envs.objective import simulate
 from envs.placements.files import read_placement
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.checked import simulate
 from graphs.io.graph_files import write_graphs
 from tests.agent.evaluation_cases import rows_of
 from tests.agent.placement_cases import GB, make_cluster, training_graph

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from agent.placers.search.walks import TAKE_BEST
-from agent.policy import greedy as evaluating
+from agent.policy import decoding as evaluating
 from agent.policy.compiled.walk import TIE, PolicyDecider
-from agent.policy.decoding import Samples, decode, decode_many
-from agent.policy.greedy import ratios_over_orders
+from agent.policy.decoding import Samples, decode, decode_many, ratios_over_orders
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy

@@ -29,7 +29,7 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import phases_of
 from envs.problem import Problem
 from envs.runtime import torch_stages
-from envs.runtime.microbatches import cut_inputs
+from envs.runtime.plain_check import cut_inputs
 from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 
 from envs.cluster.presets import get_cluster
+from envs.objective import simulate
 from envs.placements.placement import Placement
-from envs.simulator.checked import simulate
 from graphs import OpGraph, build_graph
 
 BYTES_PER_US, OP_GAP_US, TRANSFER_GAP_US = 7600.0, 5.7, 25.0

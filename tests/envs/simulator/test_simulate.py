@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, Device
+from envs.objective import simulate
 from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
-from envs.simulator.checked import simulate
 from envs.simulator.kernels import run_many
 from envs.simulator.resume import commit, new_pair, run_moved
 from envs.simulator.simulate import simulate_many, simulate_problem, step_time_s

@@ -14,8 +14,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from envs.cluster.presets import get_cluster
+from envs.objective import simulate
 from envs.placements.placement import Placement
-from envs.simulator.checked import simulate
 from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import Step

@@ -12,7 +12,7 @@ import pytest
 import envs.cluster.files as cluster_files
 import envs.placements.files as placement_files
 from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER_PER
-from envs.simulator.checked import simulate
+from envs.objective import simulate
 from graphs import graph_columns, limits, op_records
 from graphs.io import graph_files
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES

@@ -19,9 +19,8 @@ from threading import Thread
 import pytest
 
 from graphs.system.command_line import NO_MEMORY, interruptible, run_command
-from graphs.system.errors import InputError, printable, shortened, shown
+from graphs.system.errors import InputError, four_digits, in_ms, printable, shortened, shown
 from graphs.system.interrupts import SIGNALS, interrupts_put_off
-from graphs.system.numbers import four_digits, in_ms
 from graphs.system.settings import Settings, add_flags, option
 
 

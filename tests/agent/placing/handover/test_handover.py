@@ -14,9 +14,9 @@ from agent.placing.handover.explain import advice_line, data_parallel_changes, e
 from agent.placing.handover.files import granularity_lines
 from agent.placing.handover.trace import step_trace
 from envs.cluster.presets import get_cluster
+from envs.objective import fastest_single
 from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
-from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity

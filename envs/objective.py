@@ -151,8 +151,7 @@ def objective_of(
     """
     problem = Problem(graph, cluster)
     batch = whole if isinstance(whole, str) else problem.with_graph(whole)
-    made: Objective = resolve_name(OBJECTIVES[kind_of(pipeline)]).of(problem, pipeline, batch)
-    return made
+    return resolve_name(OBJECTIVES[kind_of(pipeline)]).of(problem, pipeline, batch)
 
 
 def kind_of(pipeline: object) -> str:

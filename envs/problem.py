@@ -66,8 +66,7 @@ class Problem:
         issued_s = takes_time.cumsum(axis=0) * self.cluster.issue_s
         busy_s = np.where(takes_time, self.op_seconds + self.cluster.op_gap_s, 0.0)
         from_op_on = busy_s[::-1].cumsum(axis=0)[::-1] - self.cluster.op_gap_s
-        since: FloatArray = np.where(takes_time, issued_s + from_op_on, 0.0).max(axis=0)
-        return since
+        return np.where(takes_time, issued_s + from_op_on, 0.0).max(axis=0)
 
     @cached_property
     def scale_s(self) -> float:
@@ -138,8 +137,7 @@ class Problem:
         seconds_per_byte = float((1.0 / arrays.bandwidth[pairs]).mean())
         n_half_s = float((arrays.n_half[pairs] / arrays.bandwidth[pairs]).mean())
         latency_s = n_half_s + float(arrays.latency[pairs].mean())
-        seconds: FloatArray = self.graph.tensor_bytes * seconds_per_byte + latency_s
-        return seconds
+        return self.graph.tensor_bytes * seconds_per_byte + latency_s
 
     @cached_property
     def footprint_bytes(self) -> FloatArray:

@@ -27,12 +27,10 @@ ROUNDING = 1e-9
 def is_time(seconds: ArrayLike) -> NDArray[np.bool_]:
     """Says which numbers are times that a part of a step can take: 0, or within the range of seconds."""
     values = np.asarray(seconds, dtype=np.float64)
-    good: NDArray[np.bool_] = (values == 0) | ((values >= MIN_SECONDS) & (values <= MAX_SECONDS))
-    return good
+    return (values == 0) | ((values >= MIN_SECONDS) & (values <= MAX_SECONDS))
 
 
 def is_speed(per_s: ArrayLike) -> NDArray[np.bool_]:
     """Says which numbers are speeds of a machine."""
     values = np.asarray(per_s, dtype=np.float64)
-    good: NDArray[np.bool_] = (values >= MIN_PER_S) & (values <= MAX_PER_S)
-    return good
+    return (values >= MIN_PER_S) & (values <= MAX_PER_S)

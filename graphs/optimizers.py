@@ -53,7 +53,7 @@ class UpdateRule:
     def make(self, parameters: Iterable[Tensor]) -> Optimizer:
         """Makes the optimizer of some parameters."""
         kind: Any = self.kind
-        return kind([{**self.options, "params": list(parameters)}], **self.defaults)  # type: ignore[no-any-return]
+        return kind([{**self.options, "params": list(parameters)}], **self.defaults)
 
     def with_options(self, options: Mapping[str, Any]) -> UpdateRule:
         """Returns the rule with options in place of its own; the optimizer checks them when it is made."""

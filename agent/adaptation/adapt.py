@@ -116,8 +116,7 @@ def fit(before: Fit, measured: IntArray, log_s: FloatArray) -> Fit:
     whiten = np.linalg.inv(np.linalg.cholesky(covariance))
 
     def residuals(x: FloatArray) -> FloatArray:
-        misfit: FloatArray = whiten @ (log_s - corrections.log_steps(x * spreads, measured))
-        return misfit
+        return whiten @ (log_s - corrections.log_steps(x * spreads, measured))
 
     x = before.mean / spreads
     rest = residuals(x)
@@ -151,8 +150,7 @@ def _errors(problem: Problem, devices_of: IntArray, others: IntArray) -> FloatAr
     """Covariance of what no correction explains: less for placements with much work on other devices."""
     work_s = problem.op_seconds.mean(axis=1)
     apart = (devices_of[:, None] != others) @ (work_s / work_s.sum())
-    covariance: FloatArray = MODEL_ERROR**2 * np.exp(-apart / REACH)
-    return covariance
+    return MODEL_ERROR**2 * np.exp(-apart / REACH)
 
 
 def _with_noise(covariance: FloatArray) -> FloatArray:
@@ -229,5 +227,4 @@ def _most_promising(posterior: Posterior, candidates: IntArray, rng: np.random.G
         spread = np.maximum(spread, 1e-6)
         by = (best - mean) / spread
         gain += spread * (by * norm.cdf(by) + norm.pdf(by))
-    promising: IntArray = candidates[int(gain.argmax())]
-    return promising
+    return candidates[int(gain.argmax())]

@@ -134,8 +134,7 @@ def fit_line(n_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
 
     def errors(logs: FloatArray) -> FloatArray:
         predicted = np.exp(logs[0]) + n_bytes / np.exp(logs[1])
-        misfit: FloatArray = np.log(predicted / seconds)
-        return misfit
+        return np.log(predicted / seconds)
 
     low = np.log([shortest * 1e-4, slowest])
     high = np.log([shortest * 10, fastest * 10])

@@ -64,8 +64,7 @@ class RayProcess(Generic[Request, Answer]):
     def answer(self) -> Answer | Death | None:
         """Returns the answer, or None where there is none so far."""
         try:
-            answer: Answer = ray.get(self.reference, timeout=0)
-            return answer
+            return ray.get(self.reference, timeout=0)
         except GetTimeoutError:
             if time.monotonic() < self._deadline_s:
                 return None

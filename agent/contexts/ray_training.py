@@ -104,7 +104,7 @@ def _trained_together(job: _Job) -> int | Death:
             return address
         for rank, worker in enumerate(workers):
             worker.give(replace(job, rank=rank, address=address))
-        return _first_answer(workers, job.said)  # type: ignore[no-any-return]
+        return _first_answer(workers, job.said)
     finally:
         for worker in workers:
             worker.kill()

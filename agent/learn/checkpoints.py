@@ -153,8 +153,7 @@ def content_of(checkpoint: Checkpoint) -> bytes:
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
     text = json.dumps(checkpoint.state)
     metadata = {"format": FORMAT, "state": text, "sha256": _checksum(tensors, text)}
-    data: bytes = save(tensors, metadata=metadata)
-    return data
+    return save(tensors, metadata=metadata)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -333,8 +333,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         """Computes the value of what each place observes."""
         seen = env.batch.observation._asdict()
         obs = {name: torch.tensor(rows, device=self.device) for name, rows in seen.items()}
-        values: torch.Tensor = self.policy.predict_values(obs)
-        return values
+        return self.policy.predict_values(obs)
 
     def train(self) -> None:
         """Updates the policy from the rollout.

@@ -66,8 +66,7 @@ class StageCosts:
         chain = self.pipelined.chain
         first = np.flatnonzero(np.diff(self.node_of, prepend=-1))
         columns = [*chain.seconds[:2], chain.resident_bytes[:, None]]
-        columns_of_node: FloatArray = np.add.reduceat(np.hstack(columns), first, axis=0)
-        return columns_of_node
+        return np.add.reduceat(np.hstack(columns), first, axis=0)
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -104,8 +103,7 @@ class StageCosts:
         tensor_s = np.where(byte_s > 0, cluster.latency_s + cluster.n_half_matrix * byte_s, 0.0)
         link_s = np.stack([byte_s, tensor_s])
         both_ways = np.sort(np.concatenate([link_s, link_s.swapaxes(1, 2)], axis=2), axis=2)
-        mean_s: FloatArray = both_ways.sum(axis=2).T / max(2 * cluster.n_devices - 2, 1)
-        return mean_s
+        return both_ways.sum(axis=2).T / max(2 * cluster.n_devices - 2, 1)
 
     def marks(self, member: BoolArray) -> IntArray:
         """Counts what sets of nodes have of each node and row; of nested sets, it can be subtracted.

@@ -98,8 +98,7 @@ def windows(seconds: FloatArray, cut_bytes: FloatArray, n_groups: int) -> IntArr
     _, first = np.unique(window[order], return_index=True)
     begins = np.zeros(len(seconds), dtype=np.int64)
     begins[order[first] + 1] = 1
-    groups: IntArray = begins.cumsum()
-    return groups
+    return begins.cumsum()
 
 
 def best_split(costs: StageCosts, counts: tuple[int, ...], memory_share: float = 1.0) -> StageSplit | None:

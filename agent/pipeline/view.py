@@ -150,13 +150,11 @@ class PipelineView(View):
     @cached_property
     def stages(self) -> Stages:
         """The placement cut into stages."""
-        stages: Stages = self.objective.cut(self.placement)
-        return stages
+        return self.objective.cut(self.placement)
 
     @property
     def data_parallel(self) -> DataParallelStep:
-        parallel: DataParallelStep = self.objective.baselines.data_parallel
-        return parallel
+        return self.objective.baselines.data_parallel
 
     @cached_property
     def told(self) -> Summary:

@@ -188,8 +188,7 @@ class Plan:
     @property
     def single(self) -> FastestSingle | PipelineTime:
         """The fastest single device that has the memory, or its step; where none has, of the fastest."""
-        single: FastestSingle | PipelineTime = self.objective.single
-        return single
+        return self.objective.single
 
     @property
     def single_s(self) -> float:

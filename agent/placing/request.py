@@ -112,8 +112,7 @@ class Request:
         numbers = self.split, self.microbatches, self.replicas
         if not self.pipeline and numbers == (None, None, None) and not self.shard_optimizer:
             return None
-        wanted: Pipeline = resolve_name(f"{CHOICE}:wanted_pipeline")(self)
-        return wanted
+        return resolve_name(f"{CHOICE}:wanted_pipeline")(self)
 
     @property
     def kind(self) -> str:

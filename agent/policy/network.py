@@ -54,8 +54,7 @@ class PlacementNetwork(nn.Module):
         Returns:
             float32 (n, 2 * hidden).
         """
-        context: Tensor = self.of_op(embedding) + self.of_graph(summary).index_select(0, member)
-        return context
+        return self.of_op(embedding) + self.of_graph(summary).index_select(0, member)
 
     def forward(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """Scores the devices of each decision.

@@ -85,11 +85,9 @@ class ConvolutionModel(MatmulModel):
         transformed = elements * work.item_bytes
         products = replace(work, shape=shape, bytes_moved=transformed)
         transforms_s = (work.bytes_moved + transformed) / (machine.bytes_per_s * self.transforms)
-        seconds: FloatArray = transforms_s + super().seconds(products, machine)
-        return seconds
+        return transforms_s + super().seconds(products, machine)
 
 
 def images(work: MatmulWork) -> FloatArray:
     """Returns the samples that convolutions have: output positions over those of one image, (n,)."""
-    samples: FloatArray = work.shape[:, 1] / work.image.prod(axis=1)
-    return samples
+    return work.shape[:, 1] / work.image.prod(axis=1)

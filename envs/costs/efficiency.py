@@ -219,5 +219,4 @@ def both(first: FloatArray, second: FloatArray, order: float) -> FloatArray:
     """Adds two times that overlap in part, elementwise: a norm of order 1 (their sum) or more."""
     longer, shorter = np.maximum(first, second), np.minimum(first, second)
     share = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
-    total: FloatArray = longer * (1 + share**order) ** (1 / order)
-    return total
+    return longer * (1 + share**order) ** (1 / order)

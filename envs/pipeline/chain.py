@@ -179,8 +179,7 @@ def _pieces(graph: OpGraph, position: IntArray, forward: IntArray) -> IntArray:
     np.subtract.at(spans, high[there] + 1, 1)
     can_cut = spans.cumsum()[:-1] == 0
     can_cut[0] = False
-    pieces: IntArray = can_cut.cumsum()
-    return pieces
+    return can_cut.cumsum()
 
 
 def _place_sources(graph: OpGraph, position: IntArray) -> None:

@@ -173,5 +173,4 @@ class PlacementVecEnv(VecEnv):
         return [issubclass(Monitor, wrapper_class)] * len(self._places(indices))
 
     def _places(self, indices: Any) -> list[int]:
-        places: list[int] = np.atleast_1d(range(self.num_envs) if indices is None else indices).tolist()
-        return places
+        return np.atleast_1d(range(self.num_envs) if indices is None else indices).tolist()

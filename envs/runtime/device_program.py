@@ -190,7 +190,7 @@ def find_function(name: str) -> Callable[..., Any]:
     if name in PLAIN:
         return PLAIN[name]
     try:
-        return operator.attrgetter(name)(torch.ops)  # type: ignore[no-any-return]
+        return operator.attrgetter(name)(torch.ops)
     except (AttributeError, RuntimeError):
         raise ExecutionError(f"op '{name}' is not known to the process of a device") from None
 
@@ -235,7 +235,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
 
 
 def _memory_format(name: str) -> torch.memory_format:
-    return getattr(torch, name.removeprefix("torch."))  # type: ignore[no-any-return]
+    return getattr(torch, name.removeprefix("torch."))
 
 
 # Pickle would look for `torch` in some module that imports it, also in a script that only the caller runs.

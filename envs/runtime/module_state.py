@@ -44,7 +44,7 @@ def state_of(captured: CapturedStep, module: nn.Module) -> dict[str, Tensor]:
 def _attribute(module: nn.Module, path: str) -> Tensor:
     owner, _, name = path.rpartition(".")
     try:
-        return getattr(module.get_submodule(owner), name)  # type: ignore[no-any-return]
+        return getattr(module.get_submodule(owner), name)
     except AttributeError:
         raise ExecutionError(
             f"the module has no '{path}', which the captured module has; capture it again"

@@ -172,8 +172,7 @@ def _group(ranks: Sequence[int]) -> dist.ProcessGroup:
     if ranks == list(range(dist.get_world_size())):
         return dist.distributed_c10d._get_default_group()
     order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # new in torch 2.13
-    group: dist.ProcessGroup = dist.new_group(ranks, use_local_synchronization=True, **order)
-    return group
+    return dist.new_group(ranks, use_local_synchronization=True, **order)
 
 
 def _loss(made: tuple[Tensor], _: Tensor) -> Tensor:

@@ -76,13 +76,13 @@ class StageModule(nn.Module):
 
     def _run(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         if not self._recomputes:
-            return self.part(*arguments)  # type: ignore[no-any-return]
+            return self.part(*arguments)
 
         # Those of the first and of the second run, which has the buffers of the first.
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self._with_buffers(self._copied_buffers())
 
-        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=contexts)
 
     @contextmanager
     def _with_buffers(self, first: dict[str, Tensor]) -> Iterator[None]:

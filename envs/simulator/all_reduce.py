@@ -73,8 +73,7 @@ def all_reduce_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> F
     latency_s, is_near = np.asarray(cluster.latency_s)[np.ix_(ring, ring)], rate > rate.min()
     depth, chain = np.ceil(np.log2(len(ring) / per_node)), per_node - 1
     waits_s = depth * latency_s[~is_near].max() + chain * latency_s[is_near & (rate < np.inf)].max()
-    seconds: FloatArray = np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
-    return seconds
+    return np.minimum(ring_s, 2 * (sizes / rate.min() + waits_s))
 
 
 def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatArray:
@@ -98,5 +97,4 @@ def ring_seconds(problem: Problem, ring: IntArray, sizes: FloatArray) -> FloatAr
     bandwidth, latency_s = np.asarray(cluster.bytes_per_s)[link], np.asarray(cluster.latency_s)[link]
     sent_bytes = sizes[:, None] / n_replicas + cluster.n_half_matrix[link]
     round_s = (sent_bytes / bandwidth + latency_s).max(axis=1) + cluster.transfer_gap_s
-    seconds: FloatArray = 2 * (n_replicas - 1) * round_s
-    return seconds
+    return 2 * (n_replicas - 1) * round_s

@@ -61,8 +61,7 @@ def empty_timeline(n_ops: int, n_tensors: int, n_devices: int) -> Timeline:
     interrupt arrives meanwhile, the process ends by a segmentation fault.
     """
     in_python = getattr(new_timeline, "py_func", new_timeline)  # NUMBA_DISABLE_JIT leaves it as it is
-    timeline: Timeline = in_python(n_ops, n_tensors, n_devices)
-    return timeline
+    return in_python(n_ops, n_tensors, n_devices)
 
 
 @kernel

@@ -122,7 +122,7 @@ def _recompute(trace: Trace, nodes: Sequence[fx.Node], depth: int, *, to_its_end
 
 
 def _regions(node: fx.Node) -> tuple[tuple[int, bool], ...]:
-    return (node.meta.get("custom") or {}).get(REGIONS, ())  # type: ignore[no-any-return]
+    return (node.meta.get("custom") or {}).get(REGIONS, ())
 
 
 def _runs_again(node: fx.Node) -> bool:

@@ -150,8 +150,7 @@ class _Decoding(nn.Module):
         words = inputs.pop(next(iter(inputs)))
         inputs |= {name: copy.deepcopy(emptied, buffers), "use_cache": True}
         model: Any = super()
-        scores: Tensor = model.forward(**model.prepare_inputs_for_generation(words, **inputs))[0]
-        return scores
+        return model.forward(**model.prepare_inputs_for_generation(words, **inputs))[0]
 
 
 def _in_place(captured: CapturedStep) -> CapturedStep:

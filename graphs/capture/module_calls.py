@@ -99,8 +99,7 @@ def module_tree(model: nn.Module) -> dict[str, bool]:
 
 def call_of(node: fx.Node) -> ModuleCall | None:
     """Returns the call that ran a node or, in the backward pass, the call that caused it; None if unknown."""
-    call: ModuleCall | None = (node.meta.get("custom") or {}).get(CALL)
-    return call
+    return (node.meta.get("custom") or {}).get(CALL)
 
 
 class SourceLines(TorchFunctionMode):
@@ -124,8 +123,7 @@ class SourceLines(TorchFunctionMode):
 
 def source_of(node: fx.Node) -> str:
     """Returns the line of a node as `file.py:12`, "" if it is unknown."""
-    line: str = (node.meta.get("custom") or {}).get(LINE, "")
-    return line
+    return (node.meta.get("custom") or {}).get(LINE, "")
 
 
 def calling_line(frame: FrameType | None) -> str:

@@ -115,7 +115,7 @@ def _find_function(spec: str) -> Callable[[], Any]:
     if not callable(function):
         place = f" ({module.__file__})" if module.__file__ else ""
         raise SourceError(f"--model {spec}: module '{module_name}'{place} has no function '{function_name}'")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def sparse_sizes(node: fx.Node) -> tuple[int, int]:
             an op makes of such ones, which holds the numbers of all of them, or of indices and values.
     """
     if STORED in node.meta:
-        return node.meta[STORED]  # type: ignore[no-any-return]
+        return node.meta[STORED]
     if op_packet(node) is aten._embedding_bag_backward:
         gradient, indices = (node_value(source) for source in node.all_input_nodes[:2])
         count = indices.numel() * gradient.shape[-1]

@@ -88,8 +88,7 @@ class Cell(nn.Module):
         for index, (left, right) in enumerate(self.nodes):
             first, second = self.operations[2 * index], self.operations[2 * index + 1]
             states.append(first(states[left[0]]) + second(states[right[0]]))
-        out: Tensor = self.project(torch.cat([states[state] for state in self.loose], 1))
-        return out
+        return self.project(torch.cat([states[state] for state in self.loose], 1))
 
 
 class Network(nn.Module):

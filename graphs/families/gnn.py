@@ -52,8 +52,7 @@ class Sage(nn.Module):
     def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """As `Gcn.forward`."""
         mean = arriving(x.index_select(0, source), target, len(x)) / degree(target, len(x), x)
-        out: Tensor = self.own(x) + self.others(mean)
-        return out
+        return self.own(x) + self.others(mean)
 
 
 class Gat(nn.Module):
@@ -88,8 +87,7 @@ class Edge(nn.Module):
     def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """As `Gcn.forward`."""
         ends = torch.cat([x.index_select(0, source), x.index_select(0, target)], 1)
-        out: Tensor = self.update(torch.cat([x, arriving(self.message(ends), target, len(x))], 1))
-        return out
+        return self.update(torch.cat([x, arriving(self.message(ends), target, len(x))], 1))
 
 
 KINDS: dict[str, Callable[[int], nn.Module]] = {"gcn": Gcn, "sage": Sage, "gat": Gat, "edge": Edge}

@@ -190,8 +190,7 @@ class Patches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed images (batch, 3, side, side) as (batch, patches, width)."""
-        out: Tensor = self.project(images).flatten(2).transpose(1, 2) + self.position
-        return out
+        return self.project(images).flatten(2).transpose(1, 2) + self.position
 
 
 class ChannelsFirst(nn.Module):

@@ -34,8 +34,7 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         else:
             mixed = self._weights(query, key) @ value
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
@@ -59,8 +58,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., width) to the same shape."""
         inner = F.gelu(self.up(x)) if self.gate is None else self.up(x) * F.silu(self.gate(x))
-        out: Tensor = self.down(inner)
-        return out
+        return self.down(inner)
 
 
 class RMSNorm(nn.Module):
@@ -101,8 +99,7 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, time, width) to the same shape."""
-        out: Tensor = self.norm(x + self.layer(x))
-        return out
+        return self.norm(x + self.layer(x))
 
 
 class Embedding(nn.Module):
@@ -115,8 +112,7 @@ class Embedding(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """Embed words, int (batch, time), as (batch, time, width)."""
-        out: Tensor = self.word(words) + self.position
-        return out
+        return self.word(words) + self.position
 
 
 class Sizes(NamedTuple):
@@ -140,8 +136,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, words: Tensor) -> Tensor:
         """Logits (batch, time, vocabulary) of the word after each of words, int (batch, time)."""
-        out: Tensor = self.head(self.norm(self.blocks(self.embedding(words))))
-        return out
+        return self.head(self.norm(self.blocks(self.embedding(words))))
 
     def forward(self, words: Tensor, targets: Tensor) -> Tensor:
         """Loss of words and targets, int (batch, time)."""

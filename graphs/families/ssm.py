@@ -88,8 +88,7 @@ class SelectiveScan(nn.Module):
         values = (inner.view(*step.shape, -1) * step.unsqueeze(-1)).transpose(1, 2)
         write, read = (layer(inner).unsqueeze(1) for layer in (self.write, self.read))
         mixed = scan(values, decay, write, read, self.chunks).transpose(1, 2).flatten(2)
-        out: Tensor = self.out(self.norm((mixed + inner * self.skip) * F.silu(self.gate(x))))
-        return out
+        return self.out(self.norm((mixed + inner * self.skip) * F.silu(self.gate(x))))
 
 
 def state_space_model(

@@ -77,8 +77,7 @@ class Attention(nn.Module):
         )
         scores = query @ key.transpose(-2, -1)
         mixed = torch.softmax(scores if bias is None else scores + bias, -1) @ value
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -99,8 +98,7 @@ class Block(nn.Module):
         x = x + self.attention(normed, normed, bias)
         if self.cross is not None and self.cross_norm is not None and memory is not None:
             x = x + self.cross(self.cross_norm(x), memory)
-        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return out
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Stack(nn.Module):
@@ -117,8 +115,7 @@ class Stack(nn.Module):
         bias = self.bias(x)
         for block in self.blocks:
             x = block(x, bias, memory)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class Translator(nn.Module):
@@ -136,8 +133,7 @@ class Translator(nn.Module):
     def logits(self, source: Tensor, words: Tensor) -> Tensor:
         """Logits (batch, time, vocabulary) of the word after each of words, int (batch, time)."""
         memory = self.encoder(self.embedding(source))
-        out: Tensor = self.head(self.decoder(self.embedding(words), memory))
-        return out
+        return self.head(self.decoder(self.embedding(words), memory))
 
     def forward(self, source: Tensor, words: Tensor, targets: Tensor) -> Tensor:
         """Loss of words and targets, int (batch, time), given source, int (batch, source time)."""

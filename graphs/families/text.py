@@ -153,8 +153,7 @@ class RotaryAttention(nn.Module):
         query, key = (part * cos + _half_turned(part) * sin for part in (query, key))
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
         mixed = torch.softmax(scores.masked_fill(later(scores), -torch.inf), -1) @ value
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 def _half_turned(x: Tensor) -> Tensor:
@@ -172,8 +171,7 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., width) to the same shape."""
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -187,8 +185,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map x (batch, time, width) to the same shape."""
         x = x + self.attention(self.attention_norm(x), cos, sin)
-        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return out
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Llama(LanguageModel):
@@ -208,8 +205,7 @@ class Llama(LanguageModel):
         cos, sin = angle.cos(), angle.sin()
         for block in self.blocks:
             x = block(x, cos, sin)
-        out: Tensor = self.head(self.norm(x))
-        return out
+        return self.head(self.norm(x))
 
 
 @family("llama")

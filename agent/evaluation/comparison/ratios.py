@@ -85,8 +85,7 @@ def _nested_means(
     graphs += first[groups][:, :, None]
     seeds, is_seed = _draw(n_seeds[graphs], logs.shape[1], rng)
     means = (logs[graphs[..., None], seeds] * is_seed).sum(axis=3) / n_seeds[graphs]
-    drawn: FloatArray = (means * is_graph).sum(axis=(1, 2)) / is_graph.sum(axis=(1, 2))
-    return drawn
+    return (means * is_graph).sum(axis=(1, 2)) / is_graph.sum(axis=(1, 2))
 
 
 def _draw(counts: IntArray, most: int, rng: np.random.Generator) -> tuple[IntArray, np.ndarray]:

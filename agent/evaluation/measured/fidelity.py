@@ -217,8 +217,7 @@ def _draws(
 def _first_ops(graph: OpGraph) -> IntArray:
     """First computing op of each unit, (n_units,), which the others of the unit follow."""
     compute_first = np.lexsort((np.arange(graph.n_ops), graph.is_source, graph.unit_of))
-    first: IntArray = compute_first[np.unique(graph.unit_of[compute_first], return_index=True)[1]]
-    return first
+    return compute_first[np.unique(graph.unit_of[compute_first], return_index=True)[1]]
 
 
 def _spread(

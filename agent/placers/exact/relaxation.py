@@ -143,8 +143,7 @@ class Relaxation:
     def placement(self, value: Any) -> IntArray:
         """Device of each op in a solution, int (n_ops,)."""
         of_unit = np.array([[int(value(variable)) for variable in row] for row in self.on]).argmax(axis=1)
-        device_of: IntArray = of_unit[self.problem.graph.unit_of]
-        return device_of
+        return of_unit[self.problem.graph.unit_of]
 
     def _length(self, op: int) -> Any:
         ticks, row = self.ticks[op], self.on[self.problem.graph.unit_of[op]]

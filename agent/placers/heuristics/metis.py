@@ -101,5 +101,4 @@ def _as_integers(weight: FloatArray) -> IntArray:
     total = weight.sum()
     if total <= 0:
         return np.ones(len(weight), dtype=np.int64)
-    scaled: IntArray = np.rint(weight / total * WEIGHT_RANGE).astype(np.int64)
-    return scaled
+    return np.rint(weight / total * WEIGHT_RANGE).astype(np.int64)

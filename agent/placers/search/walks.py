@@ -238,5 +238,4 @@ def replace_slow(batch: EpisodeBatch, episodes: IntArray, is_replaceable: NDArra
 
 def _fastest_first(batch: EpisodeBatch, episodes: IntArray) -> list[int]:
     """Episodes by the step time of what they have placed, the fastest first."""
-    fastest_first: list[int] = episodes[np.argsort(batch.time_s()[episodes], kind="stable")].tolist()
-    return fastest_first
+    return episodes[np.argsort(batch.time_s()[episodes], kind="stable")].tolist()

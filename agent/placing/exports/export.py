@@ -85,8 +85,7 @@ def export_text(name: str, placed: PlacedModules) -> str:
 
 def placed_modules(objective: Objective, placement: Placement, layers: str = "") -> PlacedModules:
     """Makes what an export takes; `layers` as in `PlacedModules`."""
-    placed: PlacedModules = resolve_name(PLACED[objective.kind]).of(objective, placement, layers)
-    return placed
+    return resolve_name(PLACED[objective.kind]).of(objective, placement, layers)
 
 
 @dataclass(frozen=True, eq=False)

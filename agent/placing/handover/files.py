@@ -233,5 +233,4 @@ VIEWS = {STEP: "agent.placing.handover.files:View", PIPELINE: "agent.pipeline.vi
 
 def view_of(objective: Objective, placement: Placement, step: SimulatedStep, *others: Any) -> View:
     """Makes the view of a placement and its simulated step; `others` are the other fields of `View`."""
-    made: View = resolve_name(VIEWS[objective.kind])(objective, placement, step, *others)
-    return made
+    return resolve_name(VIEWS[objective.kind])(objective, placement, step, *others)

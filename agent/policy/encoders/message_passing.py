@@ -53,8 +53,7 @@ class Sage(nn.Module):
         state = self.input_proj(data.x)
         for one_round in self.rounds:
             state = one_round(state, data.edge_index)
-        embedding: Tensor = self.norm(state)
-        return embedding
+        return self.norm(state)
 
 
 @encoder("gat")
@@ -84,5 +83,4 @@ class NoMessages(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, data: Batch) -> Tensor:
-        embedding: Tensor = self.layers(data.x)
-        return embedding
+        return self.layers(data.x)

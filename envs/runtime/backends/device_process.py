@@ -135,12 +135,12 @@ class DeviceHost:
 
     def state(self) -> dict[str, Packed]:
         """Returns the parameters and buffers that live here."""
-        return pack_all(self.loaded.state)  # type: ignore[no-any-return]
+        return pack_all(self.loaded.state)
 
     def gradients(self) -> dict[str, Packed]:
         """Returns the gradients of the last step of the parameters that are trained here."""
         trained = self.loaded.trained.items()
-        return pack_all({path: tensor.grad for path, tensor in trained if tensor.grad is not None})  # type: ignore[no-any-return]
+        return pack_all({path: tensor.grad for path, tensor in trained if tensor.grad is not None})
 
     def set_state(self, state: dict[str, Packed]) -> None:
         """Sets parameters and buffers, all or some of those that live here."""
@@ -149,7 +149,7 @@ class DeviceHost:
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path."""
-        return pack_all(self.loaded.optimizer_state())  # type: ignore[no-any-return]
+        return pack_all(self.loaded.optimizer_state())
 
     def set_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter, by path."""

@@ -79,8 +79,7 @@ def encode(answer: Any) -> bytes:
     """Encodes an answer: step records, packed tensors, mappings, lists, tuples, numbers and None."""
     tensors: dict[str, Tensor] = {}
     shape = json.dumps(_shape_of(answer, tensors))
-    content: bytes = save(tensors, metadata={SHAPE: shape})
-    return content
+    return save(tensors, metadata={SHAPE: shape})
 
 
 def decode(content: bytes) -> Any:

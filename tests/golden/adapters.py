@@ -32,10 +32,9 @@ from envs.pipeline.stages import stages_of
 from envs.placement.episodes import EpisodeBatch, EpisodeSettings
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.dataset import load_family
+from graphs.dataset import Split, load_family
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
-from graphs.split import Split
 from tests.agent.learn.train_cases import SMALL, MemoryContext
 
 STEP_PLACERS, PIPELINED_PLACERS = names_of(STEP), names_of(PIPELINE)

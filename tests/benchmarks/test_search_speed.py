@@ -19,8 +19,7 @@ from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many
-from envs.simulator.single_moves import single_move_costs
-from tests.benchmarks.cases import captured, decisions, layered_graph, random_placements, seconds_of, v100s
+from tests.benchmarks.cases import captured, decisions, random_placements, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
 
@@ -54,34 +53,6 @@ def test_annealing(stopwatch: Stopwatch, record: Record, family: str, n_decision
             "evaluations/s",
             len(placements) / seconds_of(simulate_each, rounds=20),
             "full simulations of the placement it finds with one unit moved, without memory",
-        )
-    )
-
-
-@pytest.mark.parametrize("n_ops", [300, 1_000, 10_000])
-def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
-    """Every move of one op to another device, simulated to the end, from a random placement."""
-    problem, rng = Problem(layered_graph(n_ops), v100s(4, "program")), np.random.default_rng(0)
-    current = random_placements(problem, 1)[0]
-    moves = rng.permutation(4 * n_ops)[:500]
-    placements = np.tile(current, (len(moves), 1))
-    placements[np.arange(len(moves)), moves // 4] = moves % 4
-    timeline = empty_timeline(n_ops, problem.graph.n_tensors, 4)
-    total_s = np.zeros(len(moves))
-
-    def simulate_each() -> None:
-        run_many(problem.arrays, placements, timeline, False, total_s, np.zeros((1, 0)))
-
-    simulate_each()
-    assert (single_move_costs(problem, current).ravel()[moves] == total_s).all()
-    record(
-        Figure(
-            "One-op moves of a random placement, program, 4 devices, one core",
-            f"{n_ops:,} ops, resumed before the move",
-            3 * n_ops / stopwatch(lambda: single_move_costs(problem, current), rounds=5),
-            "evaluations/s",
-            len(moves) / seconds_of(simulate_each, rounds=5),
-            "full simulations",
         )
     )
 

@@ -11,7 +11,7 @@ import torch
 
 from agent.learn.config import TrainConfig
 from agent.placers.base import PLACERS, Budget
-from agent.policy.decoding import decode
+from agent.policy.decoding import Samples, decode
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
@@ -62,7 +62,9 @@ def test_annealing(stopwatch: Stopwatch, record: Record, family: str, n_decision
 def test_decode(stopwatch: Stopwatch, record: Record, n_walks: int, feature_set: str, hidden: int) -> None:
     problem = captured("ptb", 1_000)
     policy, walk = policy_with(feature_set, hidden), partial(walk_by_torch, problem=problem, n_walks=n_walks)
-    decoding = partial(decode, policy, problem, n_samples=n_walks, greedy=False)
+    decoding = partial(
+        decode, policy, problem, samples=Samples(n_walks, greedy=False), rng=np.random.default_rng(0)
+    )
     n_decisions = n_walks * len(problem.graph.units)
     record(
         Figure(

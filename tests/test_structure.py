@@ -69,7 +69,7 @@ def test_kernels_return_no_named_tuples_to_python() -> None:
             "kernel(" in (text := ast.unparse(each)) and "entry=True" in text for each in node.decorator_list
         )
     ]
-    assert len(entries) > 20
+    assert len(entries) > 15
     for entry in entries:
         for node in ast.walk(entry):
             if isinstance(node, ast.Return) and node.value is not None:

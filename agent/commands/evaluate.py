@@ -146,7 +146,7 @@ def _check_before_capture(
 
 def _measure(measuring: MeasuringSession, run: RunFlags, result: EvaluationResult, out: Path) -> None:
     """Makes the requested measurements and prints them."""
-    from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
+    from agent.evaluation.measured.session import fidelity_lines, measured_lines
 
     if run.measured:
         with progress_bars() as report:

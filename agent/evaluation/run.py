@@ -14,8 +14,15 @@ from pathlib import Path
 from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import summarise, write_summary
 from agent.evaluation.config import EvaluationError
-from agent.evaluation.failures import Failure, log_details, write_failures
-from agent.evaluation.results import Trial, TrialJournal, with_greatest_bounds, write_results
+from agent.evaluation.results import (
+    Failure,
+    Trial,
+    TrialJournal,
+    log_details,
+    with_greatest_bounds,
+    write_failures,
+    write_results,
+)
 from agent.evaluation.spec import FORMAT, EvaluationSpec
 from agent.evaluation.worker import TrialMaker, run_trials
 from graphs.system.errors import print_notice

@@ -17,8 +17,7 @@ from agent.evaluation.comparison.summary import (
     figures,
     title,
 )
-from agent.evaluation.failures import failed_line
-from agent.evaluation.results import name_of
+from agent.evaluation.results import failed_line, name_of
 from agent.placing.request import DATA_PARALLEL
 
 HEADINGS = (

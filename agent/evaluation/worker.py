@@ -8,8 +8,7 @@ from typing import Any
 
 from agent.bounds.lower_bound import bound_s
 from agent.evaluation.answers import PlacedStep
-from agent.evaluation.failures import Failure, failure_of
-from agent.evaluation.results import Trial
+from agent.evaluation.results import Failure, Trial, failure_of
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.placers.base import PlacementResult
 from agent.placing.request import DATA_PARALLEL

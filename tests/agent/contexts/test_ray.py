@@ -20,8 +20,8 @@ import pytest
 
 from agent.commands import evaluate as command
 from agent.evaluation.config import EvaluationConfig
-from agent.evaluation.failures import Failure
 from agent.evaluation.inputs import make_spec
+from agent.evaluation.results import Failure
 from agent.learn.checkpoints import CheckpointFolder
 from agent.learn.metrics import UPDATES
 from graphs.system.json_files import read_json

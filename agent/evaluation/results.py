@@ -1,4 +1,4 @@
-"""The rows of an evaluation: a journal that survives a crash, and `results.csv` made from it."""
+"""The rows of an evaluation: a journal that survives a crash, `results.csv` made from it, and failures."""
 
 from __future__ import annotations
 

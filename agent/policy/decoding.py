@@ -1,6 +1,7 @@
 """Decoding: placements from a policy that takes the best device at every decision, or draws one.
 
-With resampling, the episodes of a problem are particles (`agent.placers.search.walks`).
+A training compares the steps of greedy ones with one device's. With resampling, the episodes of a problem are
+particles (`agent.placers.search.walks`).
 """
 
 from __future__ import annotations

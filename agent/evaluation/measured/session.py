@@ -1,5 +1,5 @@
 """Measurements of an evaluation: the seconds of ops, the best placements, and the fidelity of the
-simulator.
+simulator; as rows and as lines of text.
 """
 
 from __future__ import annotations

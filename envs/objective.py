@@ -1,4 +1,4 @@
-"""The objective of a placement: the step of one batch, or of a pipeline behind a door; one device to compare with."""
+"""The objective of a placement: the step of one batch, or of a pipeline behind a door."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The placements that an evaluation answers with: that of the best seed of each placer and order."""
+"""The placements that an evaluation answers with: that of the best seed of each placer and order.
+
+It hands them over: files beside each, exports, explanations.
+"""
 
 from __future__ import annotations
 

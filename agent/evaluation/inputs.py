@@ -17,6 +17,7 @@ from agent.pipeline.choice import pipeline_tried, try_each
 from agent.placers.base import PIPELINE_PLACERS, PLACERS, Budget
 from agent.placing.request import Request, check_placers, row_names
 from agent.placing.trial_runner import TrialRunner, open_policy
+from agent.policy.serialization import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.host import with_host
 from envs.cluster.kinds import gpus_of
@@ -27,7 +28,6 @@ from envs.placements.files import NamedPlacement, read_named_placement
 from envs.placements.placement import Placement
 from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
 from graphs.dataset import load_graphs
-from graphs.identity import SEEN
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS

@@ -245,7 +245,7 @@ def write_results(path: Path, trials: Sequence[Trial]) -> None:
     write_csv(path, COLUMNS, rows)
 
 
-TABLE, LOG = "failures.csv", "failures.log"
+FAILURES, FAILURES_LOG = "failures.csv", "failures.log"
 """Names of the files in the folder of an evaluation."""
 FAILURE_COLUMNS = ("graph", "cluster", "placer", "order", "seed", "tries", "reason")
 
@@ -278,9 +278,9 @@ def write_failures(folder: Path, failures: Iterable[Failure]) -> None:
     """Writes `failures.csv` atomically, or removes it where no trial failed."""
     rows = [(*failure.key, failure.tries, failure.reason) for failure in failures]
     if rows:
-        write_csv(folder / TABLE, FAILURE_COLUMNS, rows)
+        write_csv(folder / FAILURES, FAILURE_COLUMNS, rows)
     else:
-        (folder / TABLE).unlink(missing_ok=True)
+        (folder / FAILURES).unlink(missing_ok=True)
 
 
 def log_details(folder: Path, failure: Failure) -> None:
@@ -289,10 +289,10 @@ def log_details(folder: Path, failure: Failure) -> None:
         graph, cluster, placer, order, seed = failure.key
         heading = f"{name_of(placer, order)}, seed {seed}, on graph {graph} and cluster {cluster}"
         lines = [heading, *failure.details.splitlines(), ""]
-        with (folder / LOG).open("a", encoding="utf-8") as file:
+        with (folder / FAILURES_LOG).open("a", encoding="utf-8") as file:
             file.writelines(f"{printable(line)}\n" for line in lines)
 
 
 def failed_line(n_failed: int) -> str:
     """Says how many trials failed, and where the reasons are."""
-    return f"{n_failed} {'trial' if n_failed == 1 else 'trials'} failed; see {TABLE}"
+    return f"{n_failed} {'trial' if n_failed == 1 else 'trials'} failed; see {FAILURES}"

@@ -13,7 +13,7 @@ from agent.evaluation.spec import EvaluationSpec, Task
 from agent.placers.base import PlacementResult
 from agent.placing.request import DATA_PARALLEL
 from agent.placing.trial_runner import TrialRunner, make_placer
-from graphs.identity import NOT_SEEN
+from agent.policy.serialization import NOT_SEEN
 from graphs.system.running_time import running_cpu_s, running_s
 from graphs.system.worker_process import Death, Process, WorkerProcess, answers_of
 

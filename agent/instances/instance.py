@@ -1,4 +1,4 @@
-"""Instances of the benchmark by name: a graph, the cluster to place it on, and the objective."""
+"""Instances of the benchmark by name: a graph, its cluster, its objective, and the best known placement."""
 
 from __future__ import annotations
 

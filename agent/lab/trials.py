@@ -22,13 +22,12 @@ from agent.lab.pivot import ExperimentError, Rows
 from agent.placers.base import Budget
 from agent.placing.request import check_placers
 from agent.placing.trial_runner import open_policy
-from agent.policy.serialization import StoredPolicy, read_policy, save_policy, torch_classes
+from agent.policy.serialization import NOT_SEEN, StoredPolicy, read_policy, save_policy, torch_classes
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import capture_draw
 from graphs.families import FAMILIES
 from graphs.granularity import with_granularity
-from graphs.identity import NOT_SEEN
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.errors import InputError

@@ -41,11 +41,10 @@ from agent.learn.workers import SOLO, WorkerGroup, average_gradients
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import PolicyCard, load_policy, policy_files
+from agent.policy.serialization import PolicyCard, describe_seen, load_policy, policy_files
 from agent.policy.shape import current_shape
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
-from graphs.identity import describe_seen
 from graphs.system.errors import checked
 from graphs.system.json_files import first_repeated, write_all_atomic
 from graphs.system.performance import bf16_matmul

@@ -24,7 +24,7 @@ from agent.learn.workers import FIRST, WorkerGroup
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy, torch_threads
-from agent.policy.serialization import PolicyCard
+from agent.policy.serialization import PolicyCard, describe_seen
 from agent.policy.shape import current_shape
 from agent.policy.starts import episode_arguments
 from envs.placement.generator import Rounds
@@ -33,7 +33,6 @@ from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.runtime.runnable_model import RunnableModel
 from graphs.dataset import Split
-from graphs.identity import describe_seen
 from graphs.system.performance import tune_malloc
 
 REFERENCES = "references.json"

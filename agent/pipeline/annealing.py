@@ -1,4 +1,4 @@
-"""Search on the simulated pipelined step: annealing of cuts, from one device or plans of equal time."""
+"""Search on the simulated pipelined step: annealing of cuts, its moves, and where it begins."""
 
 from __future__ import annotations
 

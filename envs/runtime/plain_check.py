@@ -1,4 +1,7 @@
-"""Compares the first steps of a runner with those of the plain module, to find what a capture has lost."""
+"""Compares the first steps of a runner with those of the plain module, to find what a capture has lost.
+
+Microbatches are compared with the whole batch that they are cut from.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def nested_interval(logs: Iterable[tuple[str, Hashable, float]]) -> Interval:
     n_graphs = np.array([len(group) for group in groups.values()])
     rng = np.random.default_rng(0)
     drawn = [_nested_means(padded, n_seeds, n_graphs, rng) for _ in range(RESAMPLES // AT_A_TIME)]
-    return _interval_of(float((padded.sum(axis=1) / n_seeds).mean()), np.concatenate(drawn))
+    return _bootstrapped(float((padded.sum(axis=1) / n_seeds).mean()), np.concatenate(drawn))
 
 
 def crossed_interval(logs: FloatArray) -> Interval:
@@ -66,7 +66,7 @@ def crossed_interval(logs: FloatArray) -> Interval:
     n_seeds, n_graphs = logs.shape
     seeds = rng.integers(n_seeds, size=(RESAMPLES, n_seeds))
     graphs = rng.integers(n_graphs, size=(RESAMPLES, n_graphs))
-    return _interval_of(float(logs.mean()), logs[seeds[:, :, None], graphs[:, None, :]].mean(axis=(1, 2)))
+    return _bootstrapped(float(logs.mean()), logs[seeds[:, :, None], graphs[:, None, :]].mean(axis=(1, 2)))
 
 
 def _nested_means(
@@ -94,7 +94,7 @@ def _draw(counts: IntArray, most: int, rng: np.random.Generator) -> tuple[IntArr
     return drawn, np.arange(most) < counts[..., None]
 
 
-def _interval_of(mean: float, drawn: FloatArray) -> Interval:
+def _bootstrapped(mean: float, drawn: FloatArray) -> Interval:
     return Interval(*np.exp([mean, *np.quantile(drawn, [0.025, 0.975])]).tolist())
 
 

@@ -21,7 +21,7 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import SAMPLES, no_worse_than_single
 from agent.policy.policy import Policy
-from agent.policy.serialization import PolicyCard, load_policy, save_policy
+from agent.policy.serialization import PolicyCard, describe_seen, load_policy, save_policy
 from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
 from envs.placements.placement import check_placement
@@ -29,7 +29,6 @@ from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem, step_time_s
 from graphs.capture.capture import capture
 from graphs.dataset import load_family
-from graphs.identity import describe_seen
 from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph

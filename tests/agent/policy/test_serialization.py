@@ -17,10 +17,16 @@ from safetensors.torch import load, save
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
-from agent.policy.serialization import PolicyCard, PolicyFileError, load_policy, read_policy, save_policy
+from agent.policy.serialization import (
+    PolicyCard,
+    PolicyFileError,
+    describe_seen,
+    load_policy,
+    read_policy,
+    save_policy,
+)
 from agent.policy.shape import current_shape
 from envs.placement.observation.features import DEVICE_FEATURES, FEATURE_SETS
-from graphs.identity import describe_seen
 from tests.agent.placement_cases import random_problem, training_graph
 
 

@@ -146,18 +146,16 @@ def _check_before_capture(
 
 def _measure(measuring: MeasuringSession, run: RunFlags, result: EvaluationResult, out: Path) -> None:
     """Makes the requested measurements and prints them."""
-    from agent.evaluation.measured.session import fidelity_lines, measured_lines
-
     if run.measured:
         with progress_bars() as report:
-            rows = measuring.best(result.answers, result.trials, run.measured, report, adapts=run.adapt)
-        print_lines(measured_lines(rows))
+            lines = measuring.best(result.answers, result.trials, run.measured, report, adapts=run.adapt)
+        print_lines(lines)
         if run.adapt:
             print(f"placements of the shortest measured steps: {out / 'adapted'}")
     if run.fidelity:
         with progress_bars() as report:
-            fidelity = measuring.fidelity(result.answers.spec, run.fidelity, report)
-        print_lines(fidelity_lines(fidelity))
+            lines = measuring.fidelity(result.answers.spec, run.fidelity, report)
+        print_lines(lines)
 
 
 def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> EvaluationResult:

@@ -19,6 +19,7 @@ from agent.policy.compiled.head import CompiledPolicy
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.shape import NetworkShape, current_shape
+from agent.policy.starts import start_names
 from envs.placement.observation.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
 from graphs.identity import graph_hash, topology_hash
 from graphs.op_graph import OpGraph
@@ -264,8 +265,6 @@ def _check_config(config: object, where: str) -> None:
         raise PolicyFileError(str(error)) from None
     for order in json_fields.array(config.get("order", []), f"{where}: order"):
         json_fields.name(order, f"{where}: order")
-    from agent.policy.starts import start_names  # all placers are loaded to list them
-
     if start not in start_names():
         raise PolicyFileError(f"{where}: start is {start!r}; use {', '.join(start_names())}")
 

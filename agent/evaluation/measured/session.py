@@ -144,13 +144,16 @@ class MeasuringSession:
 
     def best(
         self, answers: Answers, trials: Sequence[Trial], most: int, report: Report, *, adapts: bool = False
-    ) -> list[MeasuredRow]:
+    ) -> list[str]:
         """Measures one device, and the best placements that the trials found; writes `measured.csv`.
 
         Args:
             most: greatest number of different placements per cluster, the shortest simulated steps first.
             adapts: whether each measurement corrects the costs that the next placement is found with. The
                 first placement is the same. That of the shortest measured step is written to `adapted/`.
+
+        Returns:
+            Lines to print: a table per cluster, the shortest measured step first.
         """
         rows: list[MeasuredRow] = []
         graph = self._graph(answers.spec)
@@ -168,10 +171,14 @@ class MeasuringSession:
                 self._write_shortest(graph, cluster, measured, chosen)
             rows += measured
         write_rows(self._folder / "measured.csv", MeasuredRow, rows)
-        return rows
+        return _measured_lines(rows)
 
-    def fidelity(self, spec: EvaluationSpec, count: int, report: Report) -> list[FidelityRow]:
-        """Simulates and measures varied placements on every cluster; writes `fidelity.csv`."""
+    def fidelity(self, spec: EvaluationSpec, count: int, report: Report) -> list[str]:
+        """Simulates and measures varied placements on every cluster; writes `fidelity.csv`.
+
+        Returns:
+            Lines to print: how true the simulator was, a paragraph per cluster.
+        """
         rows: list[FidelityRow] = []
         for cluster in spec.clusters:
             problem = spec.objective(self._graph(spec), cluster).problem
@@ -179,7 +186,7 @@ class MeasuringSession:
             with self._measurements(cluster) as measurements:
                 rows += measure_fidelity(problem, measurements, count, spec.granularity, tell)
         write_rows(self._folder / "fidelity.csv", FidelityRow, rows)
-        return rows
+        return _fidelity_lines(rows)
 
     def _found(self, answers: Answers, cluster: Cluster, trials: Sequence[Trial]) -> list[Placed]:
         """Lists the different placements of a cluster, the best first."""
@@ -268,8 +275,7 @@ def _measured_rows(
 HEADINGS = ("placer", "simulated ms", "measured ms", "10 % to 90 %")
 
 
-def measured_lines(rows: Sequence[MeasuredRow]) -> list[str]:
-    """Describes measured placements: a table per cluster, the shortest measured step first."""
+def _measured_lines(rows: Sequence[MeasuredRow]) -> list[str]:
     lines: list[str] = []
     for cluster, group in groupby(rows, key=lambda row: row.cluster):
         ranked = sorted(group, key=lambda row: (row.measured_s is None, row.measured_s or row.simulated_s))
@@ -292,8 +298,7 @@ def _cells(row: MeasuredRow) -> tuple[str, ...]:
     return name, _ms(row.simulated_s), _ms(row.measured_s), f"{_ms(row.low_s)} to {_ms(row.high_s)}"
 
 
-def fidelity_lines(rows: Sequence[FidelityRow]) -> list[str]:
-    """Describes how true the simulator was, a paragraph per cluster."""
+def _fidelity_lines(rows: Sequence[FidelityRow]) -> list[str]:
     lines: list[str] = []
     for cluster, group in groupby(rows, key=lambda row: row.cluster):
         of_cluster = list(group)

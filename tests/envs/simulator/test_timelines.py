@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.cluster.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from envs.problem_arrays import N_CLOCKS, OVERLAP_CLOCKS
 from envs.simulator.simulate import simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
+from tests.envs.hand_made_problems import cluster_of
 from tests.envs.random_problems import random_cluster, random_graph, random_placement, with_slowdown
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -27,13 +28,8 @@ def gpus(n_devices: int = 2, slowed: tuple[float, ...] = (), **rules: Any) -> Cl
     Args:
         slowed: how many times as long the ops of each device take while copies run.
     """
-    slowdowns = slowed or (1.0,) * n_devices
-    devices = tuple(
-        Device(f"d{index}", "a", 100.0, 1.0, 1.0, 0.0, overlap_slowdown=slowdown)
-        for index, slowdown in enumerate(slowdowns)
-    )
-    shape = (len(devices), len(devices))
-    return Cluster("gpus", devices, np.ones(shape), np.full(shape, 0.5), **rules)
+    kinds = ["a"] * (len(slowed) or n_devices)
+    return with_slowdown(cluster_of(*kinds, latency_s=0.5, **rules), slowed or 1.0)
 
 
 def graph_of(seconds: tuple[float | None, ...], tensors: Tensors) -> OpGraph:

@@ -59,12 +59,8 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     modules = tuple(f"layer{name[1:]}" for name in graph.op_names) if ties else graph.modules
     problem = Problem(replace(graph, modules=modules), cluster)
     stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
-    check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
-
-
-def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stages:
-    chosen = np.flatnonzero(rng.random(len(stages.devices)) < share)
-    return replace(stages, recomputed=tuple(chosen.tolist()))
+    recomputed = np.flatnonzero(rng.random(len(stages.devices)) < recomputes)
+    check_is_plain(problem, pipeline, replace(stages, recomputed=tuple(recomputed.tolist())))
 
 
 def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None:

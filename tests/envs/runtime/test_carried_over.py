@@ -22,7 +22,6 @@ from graphs.capture.capture import capture_step
 from tests.envs.runtime.small_models import make, random_devices
 
 N_STEPS = 3
-Batches = list[Tensor]
 
 
 class Net(nn.Module):
@@ -119,17 +118,12 @@ def patched() -> nn.Module:
     return module
 
 
-CARRIED: list[Callable[[], nn.Module]] = [
-    *(Assigns, Momentum, Clips, Counts, Tables, Averages, hooked, patched)
-]
-
-
 def made(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return make().double()
 
 
-def batches() -> Batches:
+def batches() -> list[Tensor]:
     return list(torch.randn(N_STEPS, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
 
 
@@ -157,7 +151,7 @@ def runner_of(module: nn.Module, devices: DeviceProcesses, seed: int, check: boo
     return StepRunner(captured, placed, module, devices, options={"lr": 0.1}, check=check)
 
 
-@pytest.mark.parametrize("make", CARRIED)
+@pytest.mark.parametrize("make", [Assigns, Momentum, Clips, Counts, Tables, Averages, hooked, patched])
 def test_what_forward_does_is_carried_over(
     make: Callable[[], nn.Module], processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
 ) -> None:

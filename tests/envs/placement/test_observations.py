@@ -1,4 +1,4 @@
-"""What a policy sees of each device, and a plain learner of the graph: by hand, and checked."""
+"""What a policy sees of each device, and a plain learner of the graph, by hand."""
 
 from __future__ import annotations
 

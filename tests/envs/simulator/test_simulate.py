@@ -39,7 +39,7 @@ def test_equals_the_plain_reference(case: Case, absent: float, seed: int) -> Non
     device_of = np.where(np.random.default_rng(seed).random(graph.n_ops) < absent, -1, device_of)
     fast = simulate_problem(Problem(graph, cluster), device_of)
     plain = simulate_plainly(graph, cluster, device_of.tolist())
-    placed = np.flatnonzero(device_of >= 0)
+    placed = np.flatnonzero(device_of >= 0).tolist()
     assert fast.total_s == plain.total_s
     np.testing.assert_array_equal(fast.start_s[placed], [plain.start[op] for op in placed])
     np.testing.assert_array_equal(fast.finish_s[placed], [plain.finish[op] for op in placed])

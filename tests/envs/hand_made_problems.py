@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from envs.cluster.cluster import Cluster, Device
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
+
+
+def cluster_of(*kinds: str, bytes_per_s: float = 1.0, latency_s: float = 0.0, **rules: Any) -> Cluster:
+    """Builds devices of 100 bytes that differ in their kinds alone, and equal links between them.
+
+    A device is named by its kind, and numbered where several are of its kind.
+    """
+    devices = tuple(
+        Device(kind if kinds.count(kind) == 1 else f"{kind}{at}", kind, 100.0, 1.0, 1.0, 0.0)
+        for at, kind in enumerate(kinds)
+    )
+    shape = (len(kinds), len(kinds))
+    return Cluster("hand-made", devices, np.full(shape, bytes_per_s), np.full(shape, latency_s), **rules)
 
 
 def chain_problem(memory_bytes: float = 100.0) -> Problem:
@@ -20,11 +35,8 @@ def chain_problem(memory_bytes: float = 100.0) -> Problem:
         ],
         [(0, 4.0, [1])],
     )
-    devices = tuple(
-        Device(kind, kind, memory, 1.0, 1.0, 0.0)
-        for kind, memory in (("slow", 100.0), ("fast", memory_bytes))
-    )
-    return Problem(graph, Cluster("two", devices, np.full((2, 2), 8.0), np.full((2, 2), 0.25)))
+    problem = Problem(graph, cluster_of("slow", "fast", bytes_per_s=8.0, latency_s=0.25))
+    return problem.with_memory(np.array([100.0, memory_bytes]))
 
 
 def branches() -> OpGraph:
@@ -41,9 +53,8 @@ def scarce_problem() -> Problem:
     """Builds three ops for two devices; if the first two are apart, neither has memory for the third."""
     sizes = (("a", 4), ("b", 4), ("c", 8))
     ops = [{"name": name, "seconds": {"d": 1.0}, "resident_bytes": size} for name, size in sizes]
-    devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
-    cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
-    return Problem(build_graph("scarce", "", ops, []), cluster)
+    problem = Problem(build_graph("scarce", "", ops, []), cluster_of("d", "d"))
+    return problem.with_memory(np.full(2, 8.0))
 
 
 def cut_problem(rng: np.random.Generator, n_devices: int = 3, n_each: int = 4) -> tuple[Problem, list[int]]:
@@ -57,7 +68,5 @@ def cut_problem(rng: np.random.Generator, n_devices: int = 3, n_each: int = 4) -
     ]
     shuffled = [pieces[index] for index in rng.permutation(len(pieces))]
     ops = [{"name": f"op{i}", "seconds": {"d": seconds}} for i, (_, seconds) in enumerate(shuffled)]
-    devices = tuple(Device(f"d{index}", "d", 100.0, 1.0, 1.0, 0.0) for index in range(n_devices))
-    links = np.ones((n_devices, n_devices))
-    problem = Problem(build_graph("cut", "", ops, []), Cluster("equal", devices, links, 0 * links))
+    problem = Problem(build_graph("cut", "", ops, []), cluster_of(*["d"] * n_devices))
     return problem, [device for device, _ in shuffled]

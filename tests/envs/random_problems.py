@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -82,16 +83,14 @@ def under_a_host(cluster: Cluster, rng: np.random.Generator, *, ties: bool = Fal
 def randomly_slowed(cluster: Cluster, rng: np.random.Generator, *, ties: bool = False) -> Cluster:
     """Draws how much copies slow the ops of each device; not at all on a third of them."""
     slowdowns = [2.0] if ties else [1.0, 1.3, float(rng.uniform(1.0, 4.0))]
-    devices = tuple(
-        replace(device, overlap_slowdown=float(rng.choice(slowdowns))) for device in cluster.devices
-    )
-    return replace(cluster, devices=devices)
+    return with_slowdown(cluster, [float(rng.choice(slowdowns)) for _ in cluster.devices])
 
 
-def with_slowdown(cluster: Cluster, slowdown: float) -> Cluster:
-    """Returns the cluster with one slowdown beside copies on all devices."""
-    devices = tuple(replace(device, overlap_slowdown=slowdown) for device in cluster.devices)
-    return replace(cluster, devices=devices)
+def with_slowdown(cluster: Cluster, slowdown: float | Sequence[float]) -> Cluster:
+    """Returns the cluster with one slowdown beside copies on all devices, or one for each."""
+    slowdowns = np.broadcast_to(slowdown, cluster.n_devices).tolist()
+    devices = zip(cluster.devices, slowdowns, strict=True)
+    return replace(cluster, devices=tuple(replace(each, overlap_slowdown=by) for each, by in devices))
 
 
 def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:

@@ -108,14 +108,6 @@ def test_presets_are_named_and_sized(name: str, kinds: list[str]) -> None:
     assert cluster.schedule == ("fifo" if name.startswith("placeto") else "program")
 
 
-def test_placeto_is_the_published_simulator() -> None:
-    cluster = get_cluster("placeto-k80:3")
-    assert (cluster.sharing, cluster.transfer_per) == ("egress", "tensor")
-    assert (cluster.op_gap_s, cluster.transfer_gap_s) == (5.7e-6, 25e-6)
-    assert (cluster.bytes_per_s == 7.6e9).all()
-    assert (cluster.latency_s == 0).all()
-
-
 def test_a_count_takes_the_first_devices_of_a_preset() -> None:
     whole, part = get_cluster("2x4xa100"), get_cluster("2x4xa100:5")
     assert (part.name, part.n_devices) == ("2x4xa100:5", 5)

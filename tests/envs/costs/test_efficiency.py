@@ -46,33 +46,33 @@ def work(*shapes: tuple[int, int, int, int], bytes_moved: float = 0.0) -> Matmul
     )
 
 
-def test_waves_are_whole() -> None:
-    """Ten blocks of 256 x 128 take one wave of ten multiprocessors, twenty take two."""
-    seconds = IDEAL.seconds(work((10, 256, 128, 64), (20, 256, 128, 64)), MACHINE)
-    one_wave = 2 * 256 * 128 * 64 / (PEAK / 10)
-    np.testing.assert_allclose(seconds, [one_wave, 2 * one_wave])
+WAVE_S = 2 * 256 * 128 * 64 / (PEAK / 10)
+"""One wave of ten multiprocessors, each of which computes a block of 256 x 128."""
+PRODUCTS: dict[str, tuple[MatmulModel, MatmulWork, list[float]]] = {
+    "waves are whole": (IDEAL, work((10, 256, 128, 64), (20, 256, 128, 64)), [WAVE_S, 2 * WAVE_S]),
+    "a share of a wave costs its share without quantisation": (
+        replace(IDEAL, waves=0.0),
+        work((10, 256, 128, 64), (15, 256, 128, 64)),
+        [WAVE_S, 1.5 * WAVE_S],
+    ),
+    "a smaller tile is taken where it wastes less": (
+        IDEAL,
+        work((1, 32, 32, 64)),
+        [2 * 32 * 32 * 64 / (PEAK / 10)],
+    ),
+    "traffic bounds thin products": (
+        replace(IDEAL, traffic=0.5),
+        work((1, 1, 1, 1), bytes_moved=1e6),
+        [2e-3],
+    ),
+    "power limits large tiles": (replace(IDEAL, sustained=0.25), work((10, 256, 128, 64)), [4 * WAVE_S]),
+}
 
 
-def test_a_smaller_tile_is_taken_where_it_wastes_less() -> None:
-    """One 32 x 32 product takes one tile of its size on one multiprocessor."""
-    np.testing.assert_allclose(IDEAL.seconds(work((1, 32, 32, 64)), MACHINE), 2 * 32 * 32 * 64 / (PEAK / 10))
-
-
-def test_a_share_of_a_wave_costs_its_share_without_quantisation() -> None:
-    smooth = replace(IDEAL, waves=0.0)
-    ten, fifteen = smooth.seconds(work((10, 256, 128, 64), (15, 256, 128, 64)), MACHINE)
-    assert fifteen == pytest.approx(1.5 * ten)
-
-
-def test_traffic_bounds_thin_products() -> None:
-    model = replace(IDEAL, traffic=0.5)
-    np.testing.assert_allclose(model.seconds(work((1, 1, 1, 1), bytes_moved=1e6), MACHINE), 2e-3)
-
-
-def test_power_limits_large_tiles() -> None:
-    large = work((10, 256, 128, 64))
-    ratio = replace(IDEAL, sustained=0.25).seconds(large, MACHINE) / IDEAL.seconds(large, MACHINE)
-    np.testing.assert_allclose(ratio, 4.0, rtol=1e-3)
+@pytest.mark.parametrize("what", PRODUCTS)
+def test_products_take_what_they_do_by_hand(what: str) -> None:
+    model, products, seconds = PRODUCTS[what]
+    np.testing.assert_allclose(model.seconds(products, MACHINE), seconds, rtol=1e-5)
 
 
 def test_unknown_shapes_take_what_large_products_take() -> None:
@@ -134,22 +134,13 @@ def test_long_rows_cost_more_where_they_are_many() -> None:
     assert slower[2] == pytest.approx(1.5)
 
 
-def convolution(samples: int, side: int, channels: int, bytes_moved: float = 0.0) -> MatmulWork:
-    """3x3 convolutions of as many channels as before, padded to keep the image."""
-    return MatmulWork(
-        np.array([[1.0, samples * side * side, channels, 9 * channels]]),
-        np.array([bytes_moved]),
-        np.array([4.0]),
-        np.array([PEAK]),
-        np.full((1, 2), float(side)),
-    )
-
-
-def shaped(height: int, width: int, outputs: int = 512) -> MatmulWork:
-    """512 samples of 512 channels."""
-    square = convolution(512, 16, 512)
-    shape = np.array([[1.0, 512 * height * width, outputs, 9 * 512]])
-    return replace(square, shape=shape, image=np.array([[height, width]], dtype=np.float64))
+def convolution(
+    samples: int, side: int, channels: int, *, width: int = 0, outputs: int = 0, bytes_moved: float = 0.0
+) -> MatmulWork:
+    """3x3 convolutions, padded to keep a square image or one of a width, to as many channels or `outputs`."""
+    width = width or side
+    product = work((1, samples * side * width, outputs or channels, 9 * channels), bytes_moved=bytes_moved)
+    return replace(product, image=np.array([[side, width]], dtype=np.float64))
 
 
 LARGE = convolution(64, 32, 512)
@@ -175,7 +166,7 @@ def test_images_are_padded_to_whole_tiles() -> None:
     eight, fifteen, sixteen = (FUSED.seconds(convolution(512, side, 512), MACHINE)[0] for side in (8, 15, 16))
     assert fifteen == pytest.approx(sixteen)
     assert sixteen == pytest.approx(2 * eight)
-    four, tall = (FUSED.seconds(shaped(*sides), MACHINE)[0] for sides in ((4, 16), (8, 16)))
+    four, tall = (FUSED.seconds(convolution(512, side, 512, width=16), MACHINE)[0] for side in (4, 8))
     assert four == pytest.approx(tall)
 
 
@@ -186,7 +177,7 @@ def test_the_single_kernel_writes_and_reads_transformed_weights() -> None:
 
 
 def test_blocks_of_the_single_kernel_have_32_channels() -> None:
-    few, many = (FUSED.seconds(shaped(16, 16, outputs), MACHINE)[0] for outputs in (33, 64))
+    few, many = (FUSED.seconds(convolution(512, 16, 512, outputs=n), MACHINE)[0] for n in (33, 64))
     assert few == pytest.approx(many)
 
 
@@ -195,5 +186,5 @@ def test_transforms_move_the_operands_and_the_transformed() -> None:
     samples, side, channels = 64, 8, 256
     transformed = 36 * (samples * 4 * 2 * channels + channels**2) * 4
     products_s = 2.0 * samples * side**2 * channels * 9 * channels / PEAK / 4
-    (seconds,) = model.seconds(convolution(samples, side, channels, 1e6), Machine(1e12, 10, 1e6))
+    (seconds,) = model.seconds(convolution(samples, side, channels, bytes_moved=1e6), Machine(1e12, 10, 1e6))
     assert seconds == pytest.approx((1e6 + transformed) / 0.5e12 + products_s, rel=1e-3)

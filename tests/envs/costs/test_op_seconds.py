@@ -13,7 +13,7 @@ from envs.cluster.kinds import KINDS
 from envs.cluster.presets import get_cluster
 from envs.costs.calibration import calibration_of
 from envs.costs.efficiency import MatmulWork
-from envs.costs.op_classes import CLASSES, op_class
+from envs.costs.op_classes import op_class
 from envs.costs.op_seconds import (
     CostError,
     calibrated_seconds,
@@ -56,7 +56,6 @@ ALONE = {"bytes_per_s": np.ones((1, 1)), "latency_s": np.zeros((1, 1))}
 )
 def test_known_classes(op_type: str, expected: str) -> None:
     assert op_class(op_type) == expected
-    assert expected in CLASSES
 
 
 def test_known_times() -> None:

@@ -30,6 +30,7 @@ from graphs import OpGraph, build_graph
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.system.errors import InputError
+from tests.envs.hand_made_problems import cluster_of
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_stages, random_training_graph
 from tests.specification.pipelined_step import plain_step
 
@@ -58,12 +59,8 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     modules = tuple(f"layer{name[1:]}" for name in graph.op_names) if ties else graph.modules
     problem = Problem(replace(graph, modules=modules), cluster)
     stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
-    check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
-
-
-def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stages:
-    chosen = np.flatnonzero(rng.random(len(stages.devices)) < share)
-    return replace(stages, recomputed=tuple(chosen.tolist()))
+    recomputed = np.flatnonzero(rng.random(len(stages.devices)) < recomputes)
+    check_is_plain(problem, pipeline, replace(stages, recomputed=tuple(recomputed.tolist())))
 
 
 def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
@@ -99,9 +96,8 @@ def test_an_egress_bus_carries_copies_one_after_the_other(
     """Op 0 ends at 1 and 2 s; its copies take 2 s each, to ops 1 and 2; that to op 2 from op 1 0.5 s."""
     ops = [{"name": f"op{layer}", "type": "aten.mm", "seconds": {"test": 1.0}} for layer in range(3)]
     graph = build_graph("skip", "", ops, [(0, 2.0, [1, 2]), (1, 0.5, [2])])
-    devices = tuple(Device(f"d{index}", "test", 1e3, 1.0, 1.0, 0.0) for index in range(3))
-    rules = {"sharing": sharing, "transfer_per": transfer_per}
-    problem = Problem(graph, Cluster("bus", devices, np.ones((3, 3)), np.zeros((3, 3)), **rules))  # type: ignore[arg-type]
+    cluster = cluster_of("test", "test", "test", sharing=sharing, transfer_per=transfer_per)
+    problem = Problem(graph, cluster)
     pipelined = PipelinedProblem(problem, Pipeline("gpipe", 2))
     assert pipelined.simulate(cut_into_stages(problem, np.arange(3))).total_s == total_s
 

@@ -58,8 +58,6 @@ def split_units(problem: Problem) -> IntArray:
         ({"orders": [["topo"]]}, "an order is a list; use a string"),
         ({"mdp": ["improve"]}, "mdp is a list"),
         ({"passes": 0}, "passes is 0; use a whole number, at least 1"),
-        ({"passes": 1.5}, "passes is 1.5"),
-        ({"passes": True}, "passes is True"),
         ({"memory_penalty": -1.0}, "memory_penalty is -1.0; use a number, at least 0"),
         ({"memory_penalty": math.inf}, "memory_penalty is inf"),
         ({"memory_penalty": math.nan}, "memory_penalty is nan"),

@@ -149,23 +149,11 @@ def _vit() -> Model:
     return images.vit(patches, 2, 2, branches=2, classes=CLASSES, joint=True, fused=True), pictures(2)
 
 
-MODELS: dict[str, Callable[[], Model]] = {
-    "cifar10": _cifar10,
-    "ptb": _ptb,
-    "nmt": _nmt,
-    "resnet": _resnet,
-    "inception": _inception,
-    "gpt": _gpt,
-    "bert": _bert,
-    "vit": _vit,
-    "moe": _moe,
-    "randwire": _randwire,
-    "llama": _llama,
-    "ssm": _ssm,
-    "gnn": _gnn,
-    "t5": _t5,
-    "switch": _switch,
-}
+FAMILIES: list[Callable[[], Model]] = [
+    *(_cifar10, _ptb, _nmt, _resnet, _inception, _gpt, _bert, _vit),
+    *(_moe, _randwire, _llama, _ssm, _gnn, _t5, _switch),
+]
+MODELS = {make.__name__.removeprefix("_"): make for make in FAMILIES}
 
 
 def make(name: str) -> Model:

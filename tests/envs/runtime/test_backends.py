@@ -79,9 +79,6 @@ def test_a_barrier_lets_nobody_through_before_all_are_there() -> None:
     assert arrived == [-1] * 3
 
 
-OPTIONS: dict[str, Any] = {"devices": "torchrun", "timeout_s": 60, "lr": 0.1}
-
-
 def train(port: int) -> None:
     """Trains as two ranks do that torchrun starts, this process and one that ends before the last step."""
     torch.manual_seed(0)
@@ -108,7 +105,7 @@ def kinds_sent(programs: list[DeviceProgram]) -> set[bool]:
 def as_rank(rank: int, ranks: dict[str, str], module: Net, plan: Any) -> StepRunner:
     """Compares steps with those of the module, and returns the runner of the placement."""
     os.environ |= ranks | {"RANK": str(rank)}
-    runner: StepRunner = plan.compile(module, **OPTIONS)
+    runner: StepRunner = plan.compile(module, devices="torchrun", timeout_s=60, lr=0.1)
     losses = assert_trains_as_plain(runner, module, INPUTS, 3, lr=0.1)
     runner.load_state_dict(module.state_dict())
     assert float(runner.step(*INPUTS)) == pytest.approx(losses[0], rel=1e-9)  # type: ignore[arg-type]

@@ -19,11 +19,9 @@ from envs.runtime.device_program import Call, ExecutionError
 from envs.runtime.runner import StepRunner
 from envs.runtime.step_meter import StepMeter
 from graphs.capture.capture import capture_step
-from graphs.capture.loss import find_loss
 from tests.envs.runtime.small_models import make, random_devices
 
 N_STEPS = 3
-Batches = list[Tensor]
 
 
 class Net(nn.Module):
@@ -120,28 +118,24 @@ def patched() -> nn.Module:
     return module
 
 
-CARRIED: list[Callable[[], nn.Module]] = [
-    *(Assigns, Momentum, Clips, Counts, Tables, Averages, hooked, patched)
-]
-
-
 def made(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return make().double()
 
 
-def batches() -> Batches:
+def batches() -> list[Tensor]:
     return list(torch.randn(N_STEPS, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
 
 
-def train_plain(module: nn.Module) -> list[float]:
-    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
+def train_plain(module: nn.Module, *optimizers: torch.optim.Optimizer) -> list[float]:
+    losses = []
     for x in batches():
-        optimizer.zero_grad()
         loss = module(x)
         loss.backward()
-        optimizer.step()
         losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
     return losses
 
 
@@ -157,7 +151,7 @@ def runner_of(module: nn.Module, devices: DeviceProcesses, seed: int, check: boo
     return StepRunner(captured, placed, module, devices, options={"lr": 0.1}, check=check)
 
 
-@pytest.mark.parametrize("make", CARRIED)
+@pytest.mark.parametrize("make", [Assigns, Momentum, Clips, Counts, Tables, Averages, hooked, patched])
 def test_what_forward_does_is_carried_over(
     make: Callable[[], nn.Module], processes: DeviceProcesses, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +159,7 @@ def test_what_forward_does_is_carried_over(
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     runner = runner_of(module, processes, seed=0, check="stop")
     losses = [float(runner.step(x)) for x in batches()]
-    assert losses == pytest.approx(train_plain(plain), abs=1e-12)
+    assert losses == pytest.approx(train_plain(plain, torch.optim.SGD(plain.parameters(), 0.1)), abs=1e-12)
     state = runner.state_dict()
     for name, tensor in plain.state_dict().items():
         assert name == "scale" or torch.allclose(state[name], tensor, atol=1e-12)
@@ -238,11 +232,7 @@ def test_instances_of_optimizers_update_the_parameters_that_they_hold(processes:
     runner = StepRunner(captured, random_devices(captured.graph, 2, 0), plain, processes)
     for x in batches():
         runner.step(x)
-        loss, _ = find_loss(plain(x))
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    train_plain(plain, *optimizers)
     state, kept = runner.state_dict(), runner.optimizer_state_dict()
     for path, tensor in plain.state_dict().items():
         torch.testing.assert_close(state[path], tensor)

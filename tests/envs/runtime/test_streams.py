@@ -155,19 +155,15 @@ def _assert_in_program_order(
     computed = [op for op in ops if op >= 0]
     assert computed == sorted(computed)
     sent = {each.transfer.index: at for at, each in enumerate(merged) if isinstance(each, Send)}
-    for at, each in enumerate(merged):
-        own = [ops[other] for other in range(len(merged)) if order[other][0] == order[at][0] and other > at]
-        following = next((op for op in own if op >= 0), np.inf)
-        before = [
-            ops[other] for other in range(len(merged)) if order[other][0] == order[at][0] and other < at
-        ]
-        last = next((op for op in reversed(before) if op >= 0), -1)
+    for at, (each, (program, _)) in enumerate(zip(merged, order, strict=True)):
+        own = [op if index == program else -1 for (index, _), op in zip(order, ops, strict=True)]
         if isinstance(each, Receive):  # all that comes before its use has been issued
+            following = min((op for op in own[at:] if op >= 0), default=np.inf)
             assert all(op < following for op in ops[:at])
             assert all(op >= following for op in ops[at:] if op >= 0)
             assert sent.get(each.transfer.index, -1) < at
         if isinstance(each, Send):  # nothing has been issued since what it sends
-            assert max([-1, *ops[:at]]) <= last
+            assert max([-1, *ops[:at]]) <= max([-1, *own[:at]])
 
 
 def test_one_process_drives_all_gpus() -> None:

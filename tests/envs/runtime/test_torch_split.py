@@ -255,10 +255,6 @@ def test_hooks_of_gradients_run() -> None:
     assert module[0][0].bias.grad.all()
 
 
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    return (each for each in tree_leaves(values) if isinstance(each, Tensor))
-
-
 class HeldBytes(TorchDispatchMode):
     """Counts the bytes of the tensors that ops made and that are still held."""
 
@@ -268,9 +264,10 @@ class HeldBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **kwargs or {})
-        for each in tensors_in(made):
-            storage = each.untyped_storage()
-            self._storages[storage._cdata] = weakref.ref(storage)
+        for each in tree_leaves(made):
+            if isinstance(each, Tensor):
+                storage = each.untyped_storage()
+                self._storages[storage._cdata] = weakref.ref(storage)
         return made
 
     @property

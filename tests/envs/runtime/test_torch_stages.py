@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -35,6 +36,7 @@ from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.structures import split_batch
 from tests.agent.contexts.worker_cases import free_port
+from tests.examples import gpt2
 from tests.faults.processes import PATIENCE_S
 from tests.fork_server import context
 from tests.graphs.capture.capture_cases import Calls
@@ -132,40 +134,41 @@ def test_a_block_that_is_called_twice_begins_no_stage() -> None:
 def test_what_torch_cannot_run_is_one_line() -> None:
     # No stage can begin with a layer that is called twice.
     module, x = Calls(lambda layer, x: layer(layer(x).relu()).relu().mean()), torch.zeros(4, 4)
-    settings = {"cluster": "4xv100:2", "placer": "equal-time", "optimizer": None}
-    plan = place(module, x, pipeline="gpipe", **settings)
-    with pytest.raises(
-        ValueError, match="has 0 modules that a stage can begin with, and the plan has 2 stages"
-    ):
-        plan.pipeline_stages(module)
     two = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    settings = {"cluster": "4xv100:2", "placer": "equal-time", "optimizer": None}
+    of_module = place(module, x, pipeline="gpipe", **settings)
     few = place(two, x, pipeline="1f1b", split=1, **settings)
-    with pytest.raises(ValueError, match="at least as many microbatches as stages, not 1 for 2; use gpipe"):
-        few.pipeline_stages(two)
     plan = place(two, x, pipeline="1f1b", split=2, **settings)
-    swapped = np.where(plan.stages.stage_of < 0, -1, 1 - plan.stages.stage_of)
-    with pytest.raises(
-        ValueError, match="take ops out of program order, in which modules are split; place with"
-    ):
-        TorchStages(plan.objective.pipelined, replace(plan.stages, stage_of=swapped), plan.captured, two)
-    again = PipelinedProblem(plan.objective.problem, Pipeline("zero-bubble", 2))
-    with pytest.raises(ValueError, match=r"^torch runs a stage again for each of its parameters with"):
-        TorchStages(again, replace(plan.stages, recomputed=(1,)), plan.captured, two)
-    stages = plan.pipeline_stages(two)
-    with pytest.raises(ValueError, match="the plan has 2 devices, and 0 processes are there; start one each"):
-        stages.step(x)
-    with pytest.raises(ValueError, match=r"input 0 is torch.float32 \[3, 4\]; 2 microbatches have"):
-        stages.step(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match=r"input 0 is torch\.float32"):
-        stages.step(torch.zeros(8, 4))
-    with pytest.raises(
-        ValueError, match="the module has no '0.weight', which the captured".replace(".", r"\.")
-    ):
-        plan.pipeline_stages(module)
-    with pytest.raises(ValueError, match="is on the meta device and has no values"):
-        plan.pipeline_stages(two.to("meta"))
-    with pytest.raises(ValueError, match="only a graph was placed; place the module"):
-        place(plan.graph, pipeline="1f1b", **settings).pipeline_stages(two)
+    of_graph = place(plan.graph, pipeline="1f1b", **settings)
+    stages, pipelined = plan.pipeline_stages(two), plan.objective.pipelined
+    swapped = replace(plan.stages, stage_of=np.where(plan.stages.stage_of < 0, -1, 1 - plan.stages.stage_of))
+    zero_bubble = PipelinedProblem(plan.objective.problem, Pipeline("zero-bubble", 2))
+    recomputed = replace(plan.stages, recomputed=(1,))
+    on_meta = copy.deepcopy(two).to("meta")
+    refused: list[tuple[Callable[[], object], str]] = [
+        (
+            lambda: of_module.pipeline_stages(module),
+            "has 0 modules that a stage can begin with, and the plan has 2 stages",
+        ),
+        (lambda: few.pipeline_stages(two), "at least as many microbatches as stages, not 1 for 2; use gpipe"),
+        (
+            lambda: TorchStages(pipelined, swapped, plan.captured, two),
+            "take ops out of program order, in which modules are split; place with",
+        ),
+        (
+            lambda: TorchStages(zero_bubble, recomputed, plan.captured, two),
+            "^torch runs a stage again for each of its parameters with",
+        ),
+        (lambda: stages.step(x), "the plan has 2 devices, and 0 processes are there; start one each"),
+        (lambda: stages.step(torch.zeros(3, 4)), r"input 0 is torch.float32 \[3, 4\]; 2 microbatches have"),
+        (lambda: stages.step(torch.zeros(8, 4)), r"input 0 is torch\.float32"),
+        (lambda: plan.pipeline_stages(module), r"the module has no '0\.weight', which the captured"),
+        (lambda: plan.pipeline_stages(on_meta), "is on the meta device and has no values"),
+        (lambda: of_graph.pipeline_stages(two), "only a graph was placed; place the module"),
+    ]
+    for refuse, message in refused:
+        with pytest.raises(ValueError, match=message):
+            refuse()
 
 
 M, N_STEPS = 8, 3
@@ -191,13 +194,6 @@ class Tied(nn.Module):
         for layer in self.layers:
             x = layer(x + embedded)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
-
-
-def gpt2() -> nn.Module:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 11, "n_positions": 8, "use_cache": False}
-    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **rates)).double()
 
 
 def pipelined_by(captured: CapturedStep, pipeline: Pipeline) -> PipelinedProblem:
@@ -246,11 +242,10 @@ def train_in_ranks(folder: Path, port: int) -> None:
     """Trains models in four forked ranks, or in the first two of them, which then run the page's snippet."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    sequences = WORDS.tile(1, 2)[:, :6]
     cases = [
         Case(Tied(), (WORDS,), "interleaved-1f1b:2", ((2, 0), (1, 3))),
         Case(Tied(), (WORDS,), "1f1b", ((0, 1), (2, 3)), shares=(5, 3)),
-        Case(gpt2(), {"input_ids": sequences, "labels": sequences}),
+        Case(gpt2.make()[0].double(), {"input_ids": WORDS, "labels": WORDS}),
         Case(Tied(), (WORDS,), "zero-bubble"),
     ]
     staged = [(each, each.stages) for each in cases]

@@ -15,17 +15,14 @@ from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.dataset import load_family
 from graphs.op_graph import OpGraph, build_graph
 from tests.agent.placement_cases import GB, random_problem, training_graph
+from tests.envs.random_problems import with_slowdown
 
 MIB = 2.0**20
 
 
 def unit_cluster(*speeds: float, bytes_per_s: float = MIB, latency_s: float = 0.0, **rules: float) -> Cluster:
     """Devices that compute `speeds` flops a second, 100 GB each."""
-    slowdown = rules.pop("overlap_slowdown", 1.0)
-    devices = tuple(
-        Device(f"d{i}", f"k{i}", 100 * GB, speed, 1e12, 0.0, overlap_slowdown=slowdown)
-        for i, speed in enumerate(speeds)
-    )
+    devices = tuple(Device(f"d{i}", f"k{i}", 100 * GB, speed, 1e12, 0.0) for i, speed in enumerate(speeds))
     n = len(speeds)
     links, latencies = np.full((n, n), bytes_per_s), np.full((n, n), latency_s)
     return Cluster("units", devices, links, latencies, **rules)  # type: ignore[arg-type]
@@ -45,21 +42,22 @@ def two_layers(phase: str = "optimizer", first_mib: float = 2.0, second_mib: flo
 
 
 @pytest.mark.parametrize(
-    ("first_mib", "rules", "step_s"),
+    ("first_mib", "slowdown", "step_s"),
     [
         # The first gradient is there at 30 s and, as 2 MiB fill the first bucket, reduced by 32 s; the other
         # at 50 s, by 58 s. Updates run from 50 s to 55 s and from 58 s to 63 s.
-        (2.0, {}, 63.0),
+        (2.0, 1.0, 63.0),
         # 28 MiB from 30 s to 58 s, then 8 MiB, which waited, to 66 s, and an update.
-        (28.0, {}, 71.0),
+        (28.0, 1.0, 71.0),
         # Half a MiB does not fill the first bucket: 8.5 MiB from 50 s to 58.5 s, before both updates.
-        (0.5, {}, 68.5),
+        (0.5, 1.0, 68.5),
         # The 2 s of the first all-reduce compute but 1 s: the second gradient is there at 51 s.
-        (2.0, {"overlap_slowdown": 2.0}, 64.0),
+        (2.0, 2.0, 64.0),
     ],
 )
-def test_an_all_reduce_hides_behind_the_backward_pass_and_updates_wait_for_it(first_mib, rules, step_s):
-    found = simulate_data_parallel(Problem(two_layers(first_mib=first_mib), unit_cluster(1.0, 1.0, **rules)))
+def test_an_all_reduce_hides_behind_the_backward_pass_and_updates_wait_for_it(first_mib, slowdown, step_s):
+    cluster = with_slowdown(unit_cluster(1.0, 1.0), slowdown)
+    found = simulate_data_parallel(Problem(two_layers(first_mib=first_mib), cluster))
     assert found.devices == (0, 1)
     assert (found.step_s, found.seconds_per_batch) == pytest.approx((step_s, step_s / 2))
     assert found.gradient_bytes == (first_mib + 8) * MIB
@@ -126,15 +124,11 @@ def test_gradients_are_what_updates_read_or_without_updates_what_nothing_reads()
 
 
 def test_replicas_stand_where_the_memory_is():
-    cluster = unit_cluster(1e9, 1e9, 1e9, bytes_per_s=1e15)
-    graph = training_graph(3, 1)
-    small = replace(cluster.devices[1], memory_bytes=2 * GB)
-    mixed = replace(cluster, devices=(cluster.devices[0], small, cluster.devices[2]))
-    found = simulate_data_parallel(Problem(graph, mixed))
+    problem = Problem(training_graph(3, 1), unit_cluster(1e9, 1e9, 1e9, bytes_per_s=1e15))
+    found = simulate_data_parallel(problem.with_memory(np.array([100, 2, 100]) * GB))
     assert (found.devices, found.fits) == ((0, 2), True)
     assert (found.peak_bytes >= 3 * GB).all()
-    none = replace(cluster, devices=tuple(replace(each, memory_bytes=2 * GB) for each in cluster.devices))
-    nowhere = simulate_data_parallel(Problem(graph, none))
+    nowhere = simulate_data_parallel(problem.with_memory(np.full(3, 2 * GB)))
     assert (nowhere.n_replicas, nowhere.fits) == (1, False)
 
 
@@ -150,12 +144,12 @@ def test_replicas_need_as_long_as_the_slowest_computes_and_never_lose_to_one_dev
 @pytest.mark.parametrize("family", ["cifar10", "gpt"])
 @pytest.mark.parametrize("rules", [{}, {"op_gap_s": 1e-5}, {"issue_s": 2e-5}, {"schedule": "fifo"}])
 def test_with_infinite_links_equal_devices_share_the_work_without_loss(family, rules):
-    graph, cluster = load_family(family)[0], get_cluster("4xv100")
-    devices = tuple(replace(device, memory_bytes=100 * GB) for device in cluster.devices)
     instant = {"bytes_per_s": np.full((4, 4), 1e15), "latency_s": np.zeros((4, 4)), "transfer_gap_s": 0.0}
-    free = replace(cluster, devices=devices, **{**instant, **rules})
-    found = simulate_data_parallel(Problem(graph, free))
+    free = replace(get_cluster("4xv100"), **{**instant, **rules})
+    problem = Problem(load_family(family)[0], free).with_memory(np.full(4, 100 * GB))
+    found = simulate_data_parallel(problem)
     assert found.n_replicas == 4
-    assert found.step_s == pytest.approx(Problem(graph, free).scale_s, rel=1e-4)
-    slower = simulate_data_parallel(Problem(graph, replace(free, bytes_per_s=np.full((4, 4), 1e9))))
+    assert found.step_s == pytest.approx(problem.scale_s, rel=1e-4)
+    slow_links = replace(problem.cluster, bytes_per_s=np.full((4, 4), 1e9))
+    slower = simulate_data_parallel(replace(problem, cluster=slow_links))
     assert slower.seconds_per_batch > found.seconds_per_batch

@@ -194,15 +194,6 @@ with gzip.open(GOLDEN, "rt") as lines:
 CASES = [(name, case) for name, record in RECORDS.items() for case in record["cases"]]
 
 
-def key(name: str, case: dict) -> tuple[str, int, str]:  # type: ignore[type-arg]
-    return name, case["n_devices"], case["kind"]
-
-
-every_case = pytest.mark.parametrize(
-    ("name", "case"), CASES, ids=["-".join(map(str, key(name, case))) for name, case in CASES]
-)
-
-
 @cache
 def placeto_graph(name: str) -> PlacetoGraph:
     record = RECORDS[name]
@@ -228,18 +219,16 @@ def op_graph(name: str) -> OpGraph:
     return build_graph(name, "placeto", ops, tensors)
 
 
-def devices(case: dict) -> list[int]:  # type: ignore[type-arg]
-    return [int(digit) for digit in case["placement"]]
-
-
-@every_case
+@pytest.mark.parametrize(
+    ("name", "case"), CASES, ids=[f"{name}-{case['n_devices']}-{case['kind']}" for name, case in CASES]
+)
 def test_the_published_simulator_is_met_but_for_ties(name: str, case: dict) -> None:  # type: ignore[type-arg]
     """Its rules with its ties give its answers, and with our ties ours."""
-    graph, device_of, n_devices = placeto_graph(name), devices(case), case["n_devices"]
+    graph, device_of, n_devices = placeto_graph(name), [*map(int, case["placement"])], case["n_devices"]
     cluster, order = get_cluster(f"placeto-k80:{n_devices}"), graph.program_order
     ours = simulate(op_graph(name), cluster, Placement(np.array(device_of)[order]))
     same = ours.total_s * 1e6 == pytest.approx(case["last_op_end_us"], rel=1e-9)
-    assert same == (key(name, case) not in TIED)
+    assert same == ((name, n_devices, case["kind"]) not in TIED)
     if same:
         start_us = np.empty(len(ours.start_s))
         start_us[order] = (ours.start_s * 1e6).round(6)

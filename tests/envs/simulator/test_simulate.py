@@ -1,4 +1,4 @@
-"""The simulator against its plain-Python reference, against bounds of any schedule, and after moves."""
+"""The simulator against its plain-Python reference, and after moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.cluster.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster
 from envs.objective import simulate
 from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
@@ -18,47 +18,33 @@ from envs.simulator.kernels import run_many
 from envs.simulator.resume import commit, new_pair, run_moved
 from envs.simulator.simulate import simulate_many, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
-from graphs.levels import b_level
+from tests.envs.hand_made_problems import cluster_of
 from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement
 from tests.specification.simulator import simulate_plainly
 
 Case = tuple[OpGraph, Cluster, np.ndarray]
 
 
-def two_devices() -> Cluster:
-    devices = tuple(Device(f"d{index}", "a", 100.0, 1.0, 1.0, 0.0) for index in range(2))
-    return Cluster("pair", devices, np.ones((2, 2)), np.full((2, 2), 0.5))
+PAIR = cluster_of("a", "a", latency_s=0.5)
 
 
 def op(name: str, seconds: float = 1.0, **more: object) -> dict[str, object]:
     return {"name": name, "seconds": {"a": seconds}, **more}
 
 
-@settings(max_examples=400, deadline=None)
-@given(problems())
-def test_equals_the_plain_reference(case: Case) -> None:
+@settings(max_examples=500, deadline=None)
+@given(problems(), st.sampled_from([0.0, 0.0, 0.0, 0.3]), st.integers(0, 2**32 - 1))
+def test_equals_the_plain_reference(case: Case, absent: float, seed: int) -> None:
     graph, cluster, device_of = case
-    fast, plain = (
-        simulate(graph, cluster, Placement(device_of)),
-        simulate_plainly(graph, cluster, device_of.tolist()),
-    )
+    device_of = np.where(np.random.default_rng(seed).random(graph.n_ops) < absent, -1, device_of)
+    fast = simulate_problem(Problem(graph, cluster), device_of)
+    plain = simulate_plainly(graph, cluster, device_of.tolist())
+    placed = np.flatnonzero(device_of >= 0).tolist()
     assert fast.total_s == plain.total_s
-    np.testing.assert_array_equal(fast.start_s, [plain.start[op] for op in range(graph.n_ops)])
-    np.testing.assert_array_equal(fast.finish_s, [plain.finish[op] for op in range(graph.n_ops)])
+    np.testing.assert_array_equal(fast.start_s[placed], [plain.start[op] for op in placed])
+    np.testing.assert_array_equal(fast.finish_s[placed], [plain.finish[op] for op in placed])
     np.testing.assert_allclose(fast.peak_bytes, plain.peak_bytes, rtol=1e-12, atol=1e-9)
     assert fast.transfer_bytes == pytest.approx(plain.transfer_bytes)
-
-
-@settings(max_examples=150, deadline=None)
-@given(problems(), st.integers(0, 2**32 - 1))
-def test_partial_placements_equal_the_plain_reference(case: Case, seed: int) -> None:
-    graph, cluster, device_of = case
-    absent = np.random.default_rng(seed).random(graph.n_ops) < 0.3
-    partial = np.where(absent, -1, device_of)
-    fast = simulate_problem(Problem(graph, cluster), partial)
-    plain = simulate_plainly(graph, cluster, partial.tolist())
-    assert fast.total_s == plain.total_s
-    np.testing.assert_allclose(fast.peak_bytes, plain.peak_bytes, rtol=1e-12, atol=1e-9)
 
 
 @settings(max_examples=150, deadline=None)
@@ -92,22 +78,6 @@ def work_of(problem: Problem, device_of: np.ndarray) -> np.ndarray:
     """Sums the seconds of work of each device."""
     seconds = problem.op_seconds[np.arange(len(device_of)), device_of]
     return np.bincount(device_of, seconds, minlength=problem.n_devices).astype(np.float64)
-
-
-@settings(max_examples=150, deadline=None)
-@given(problems())
-def test_bounds_that_hold_for_any_schedule(case: Case) -> None:
-    graph, cluster, device_of = case
-    problem = Problem(graph, cluster)
-    before = device_of.copy()
-    step = simulate_problem(problem, device_of)
-    fastest = problem.op_seconds.min(axis=1)
-    assert step.total_s >= b_level(graph, fastest, np.zeros(graph.n_tensors)).max() * (1 - 1e-12)
-    assert step.total_s >= fastest.sum() / cluster.n_devices * (1 - 1e-12)
-    resident = np.bincount(device_of, graph.resident_bytes, minlength=cluster.n_devices)
-    assert (step.peak_bytes >= resident).all()
-    assert step.peak_bytes.max() <= graph.resident_bytes.sum() + graph.tensor_bytes.sum() + 1e-9
-    np.testing.assert_array_equal(device_of, before)
 
 
 @settings(max_examples=100, deadline=None)
@@ -148,12 +118,12 @@ def test_weights_and_gradients_are_counted_once() -> None:
         op("adam", 1.0, phase="optimizer", colocate=0),
     ]
     graph = build_graph("g", "", ops, [(0, 10.0, [1]), (1, 2.0, [2]), (2, 10.0, [3])])
-    together = simulate(graph, two_devices(), Placement(np.zeros(4, dtype=np.int64)))
+    together = simulate(graph, PAIR, Placement(np.zeros(4, dtype=np.int64)))
     assert together.peak_bytes.tolist() == [42.0, 0.0]
-    apart = simulate(graph, two_devices(), Placement(np.array([0, 0, 1, 0])))
+    apart = simulate(graph, PAIR, Placement(np.array([0, 0, 1, 0])))
     assert apart.peak_bytes.tolist() == [42.0, 12.0]
-    small = tuple(replace(device, memory_bytes=11.0) for device in two_devices().devices)
-    assert not simulate(graph, replace(two_devices(), devices=small), Placement(np.array([0, 0, 1, 0]))).fits
+    small = Problem(graph, PAIR).with_memory(np.full(2, 11.0))
+    assert not simulate_problem(small, np.array([0, 0, 1, 0])).fits
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -172,4 +142,4 @@ def test_many_equals_one_by_one(memory: bool) -> None:
 def test_bad_placements_are_refused(device_of: list[int], message: str) -> None:
     graph = build_graph("g", "", [op("a"), op("b"), op("c")], [])
     with pytest.raises(PlacementError, match=message):
-        simulate(graph, two_devices(), Placement(np.array(device_of)))
+        simulate(graph, PAIR, Placement(np.array(device_of)))

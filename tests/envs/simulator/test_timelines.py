@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.cluster.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster
 from envs.problem import Problem
-from envs.problem_arrays import N_CLOCKS, OVERLAP_CLOCKS
 from envs.simulator.simulate import simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
+from tests.envs.hand_made_problems import cluster_of
 from tests.envs.random_problems import random_cluster, random_graph, random_placement, with_slowdown
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -27,13 +27,8 @@ def gpus(n_devices: int = 2, slowed: tuple[float, ...] = (), **rules: Any) -> Cl
     Args:
         slowed: how many times as long the ops of each device take while copies run.
     """
-    slowdowns = slowed or (1.0,) * n_devices
-    devices = tuple(
-        Device(f"d{index}", "a", 100.0, 1.0, 1.0, 0.0, overlap_slowdown=slowdown)
-        for index, slowdown in enumerate(slowdowns)
-    )
-    shape = (len(devices), len(devices))
-    return Cluster("gpus", devices, np.ones(shape), np.full(shape, 0.5), **rules)
+    kinds = ["a"] * (len(slowed) or n_devices)
+    return with_slowdown(cluster_of(*kinds, latency_s=0.5, **rules), slowed or 1.0)
 
 
 def graph_of(seconds: tuple[float | None, ...], tensors: Tensors) -> OpGraph:
@@ -189,25 +184,3 @@ def test_no_op_starts_earlier_because_of_copies_nor_later_if_all_is_issued_at_on
         for per in ("step", "op")
     )
     assert (at_once <= one_by_one).all()
-
-
-@settings(max_examples=50, deadline=None)
-@given(SEEDS, st.booleans())
-def test_the_rules_give_the_times_of_before_where_they_cost_nothing(seed: int, slows: bool) -> None:
-    """The kernels compiled with the rules equal those compiled without them, to the last bit."""
-    rng = np.random.default_rng(seed)
-    graph, cluster = random_graph(rng, 40), random_cluster(rng, 3, schedule="program" if slows else None)
-    free = {} if slows else {"issue_s": 0.0, "copies": "stream", "n_half_bytes": 0.0}
-    plain = Problem(graph, replace(with_slowdown(cluster, 1.0), **free))
-    arrays, compiled_in = plain.arrays, np.zeros(0, dtype=np.int64)
-    with_rules = Problem(graph, plain.cluster)
-    if slows:
-        rules = arrays.rules.copy()
-        rules[OVERLAP_CLOCKS], rules[N_CLOCKS] = rules[N_CLOCKS], rules[N_CLOCKS] + 6
-        arrays = arrays._replace(rules=rules, slows=compiled_in)
-    assert (plain.arrays.slows if slows else plain.arrays.detailed) is None
-    with_rules.__dict__["arrays"] = arrays._replace(detailed=compiled_in)
-    device_of = random_placement(rng, graph, 3)
-    one, other = (vars(simulate_problem(problem, device_of)) for problem in (plain, with_rules))
-    for mine, theirs in zip(one.values(), other.values(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)

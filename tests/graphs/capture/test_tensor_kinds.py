@@ -14,7 +14,7 @@ from agent import place
 from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.capture_cases import Calls, op, readers
+from tests.graphs.capture.capture_cases import Calls, Once, op, readers
 
 
 def turned_phase(layer: nn.Module, x: Tensor) -> Tensor:
@@ -148,11 +148,8 @@ def test_parts_of_a_sparse_tensor_are_refused(layout: str) -> None:
 
 
 def test_elementwise_ops_on_sparse_tensors_count_stored_numbers() -> None:
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-            return torch.sparse.mm(adjacency * 2, x)
-
-    graph = capture(Scaled(), (torch.zeros(N, WIDTH), DENSE.to_sparse_coo()), training=False)
+    scaled = Once(lambda x, adjacency: torch.sparse.mm(adjacency * 2, x))
+    graph = capture(scaled, (torch.zeros(N, WIDTH), DENSE.to_sparse_coo()), training=False)
     assert graph.flops[graph.op_types.index("aten.mul")] == 3
     assert graph.flops[graph.op_types.index("aten._sparse_addmm")] == 2 * 3 * WIDTH
 

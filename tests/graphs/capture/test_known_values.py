@@ -242,10 +242,6 @@ def grows(module: Any, x: Tensor) -> Tensor:
     return module.new(module.layer(x))
 
 
-def noisy(module: Any, x: Tensor) -> Tensor:
-    return module.layer(x) + torch.randn(x.shape, generator=module.generator)
-
-
 CLOCK = itertools.count()
 
 
@@ -262,7 +258,10 @@ NAMED: dict[str, tuple[nn.Module, str]] = {
     "Python": (Layer(lambda m, x: m.layer(x) * random.random()), "random numbers from Python"),
     "NumPy": (Layer(lambda m, x: m.layer(x) * float(np.random.rand())), "from NumPy"),  # noqa: NPY002
     "clock": (Layer(lambda m, x: m.layer(x) * next(CLOCK)), "differ from run to run"),
-    "generator": (Layer(noisy, generator=torch.Generator()), "draws from a torch.Generator"),
+    "generator": (
+        Layer(lambda m, x: m.layer(x) + torch.randn(4, generator=m.draws), draws=torch.Generator()),
+        "draws from a torch.Generator",
+    ),
     "seed": (Layer(seeded), "seeds torch's random numbers"),
     "frozen": (Layer(lambda m, x: m.layer(x)).requires_grad_(False), "nothing is trained"),
 }
@@ -295,8 +294,7 @@ def test_nothing_is_said_of_what_decides_nothing() -> None:
     assert captured.trace.held == {}
 
 
-def bound(parameter: nn.Parameter) -> nn.Module:
-    return Layer(lambda m, x: m.layer(x) * parameter)
+FOREIGN = nn.Parameter(torch.ones(4))
 
 
 def accumulates() -> nn.Module:
@@ -323,7 +321,7 @@ def prepared() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "foreign parameter": (
-        lambda: bound(nn.Parameter(torch.ones(4))),
+        lambda: Layer(lambda m, x: m.layer(x) * FOREIGN),
         r"test_known_values\.py:\d+: a tensor \[4\] that",
     ),
     "accumulated gradient": (accumulates, "parameter 'layer.weight' has a hook"),

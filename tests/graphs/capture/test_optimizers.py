@@ -128,22 +128,6 @@ def test_the_sum_of_sparse_gradients_holds_the_rows_of_both() -> None:
     assert graph.tensor_bytes[graph.outputs.row(total)].tolist() == [12 * (4 * WIDTH + 8)]
 
 
-def muon_and_adamw(module: Any) -> list[torch.optim.Optimizer]:
-    return [torch.optim.Muon([module.weight]), torch.optim.AdamW([module.bias])]
-
-
-def sgd_in_groups(module: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [module.weight], "momentum": 0.5}, {"params": [module.bias]}])
-
-
-def resident(module: nn.Module, optimizer: Any, **settings: Any) -> float:
-    """Resident bytes over the elements of a module of 272 numbers, 16 of them a bias."""
-    inputs = torch.zeros(2, 16, dtype=next(module.parameters()).dtype)
-    return float(
-        capture(module, inputs, optimizer=optimizer, notify=lambda _: None, **settings).resident_bytes.sum()
-    )
-
-
 @pytest.mark.parametrize(
     ("optimizer", "kept"),
     [
@@ -153,15 +137,16 @@ def resident(module: nn.Module, optimizer: Any, **settings: Any) -> float:
         (partial(torch.optim.Adam, amsgrad=True), 12 * 272),
         (EightBit, 4 * 272),
         ("muon", 4 * 256 + 8 * 16),
-        (sgd_in_groups, 4 * 256),
-        (muon_and_adamw, 4 * 256 + 8 * 16),
-        (lambda module: torch.optim.AdamW([module.bias]), 8 * 16),
+        (lambda m: torch.optim.SGD([{"params": [m.weight], "momentum": 0.5}, {"params": [m.bias]}]), 4 * 256),
+        (lambda m: [torch.optim.Muon([m.weight]), torch.optim.AdamW([m.bias])], 4 * 256 + 8 * 16),
+        (lambda m: torch.optim.AdamW([m.bias]), 8 * 16),
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_is_a_name_a_class_a_partial_or_instances(optimizer: Any, kept: int) -> None:
     module = nn.Linear(16, 16)
     made = optimizer(module) if type(optimizer) is type(lambda: 0) else optimizer
-    assert resident(module, made) == 8 * 272 + kept
+    graph = capture(module, torch.zeros(2, 16), optimizer=made, notify=lambda _: None)
+    assert graph.resident_bytes.sum() == 8 * 272 + kept
 
 
 def test_frozen_parameters_have_no_update_and_groups_name_their_ops() -> None:

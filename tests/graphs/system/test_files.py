@@ -176,7 +176,7 @@ def killed_while_it_makes(folder: Path, where: str) -> None:
         kill()
 
     if where == "before it is locked":
-        folders._lock = kill
+        folders._lock = kill  # type: ignore[assignment]
     with created(folder, fill):
         pass
 

@@ -1,12 +1,12 @@
-"""The documentation builds strictly, knows every flag and is short; commands are accepted, examples run."""
+"""The documentation builds strictly, knows flags and versions, and is short; commands and examples run."""
 
 from __future__ import annotations
 
 import re
 import resource
 import shlex
-import subprocess
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -18,8 +18,11 @@ from agent.policy.policy import torch_threads
 from agent.policy.serialization import load_policy
 from envs.placement.observation.features import DEVICE_FEATURES
 from envs.simulator.simulate import simulate_problem
-from tests.sources import ROOT
+from graphs.capture.tracing import TESTED_TORCH
+from tests import versions
+from tests.sources import ROOT, output_of
 from tests.test_readme import blocks
+from tests.versions import FIRST, LAST, PAIRS, Result
 
 PARSERS = {"evaluate.py": evaluate_flags.make_parser(), "train_agent.py": train_flags.make_parser()}
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -40,14 +43,7 @@ EXAMPLES = blocks(RUNS + SCRIPTS, "python")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"pip install -e '.[docs]' installs mkdocs\n{done.stdout}{done.stderr}"
+    output_of([sys.executable, "-m", "mkdocs", "build", "--site-dir", folder])
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < MOST_SECONDS
     return folder
 
@@ -135,3 +131,38 @@ def test_the_placed_module_trains() -> None:
     exec(next(example for example in EXAMPLES if "plan.compile" in example), names)
     assert isinstance(names["loss"], torch.Tensor)
     assert names["runner"].n_steps == 10  # type: ignore[attr-defined]
+
+
+GOOD = Result("2.15.0", "3.12", "2.15.0+cu132", "abc1234", "2026-11-26", "5 passed, 1 skipped", is_whole=True)
+
+
+def test_the_table_of_versions_is_that_of_the_results() -> None:
+    page = versions.PAGE.read_text()
+    between = page.split(FIRST)[1].split(LAST)[0]
+    assert between.strip().splitlines() == versions.table(versions.read_results())
+
+
+def test_supported_versions_are_those_that_are_tried() -> None:
+    tried = sorted({torch.rpartition(".")[0] for torch, _ in PAIRS})
+    assert sorted(TESTED_TORCH) == tried
+    project = (ROOT / "pyproject.toml").read_text()
+    found = re.search(r'"torch>=2\.(\d+),<2\.(\d+)"', project)
+    assert found is not None
+    assert [f"2.{minor}" for minor in range(int(found[1]), int(found[2]))] == tried
+
+
+def test_results_are_kept_and_written(tmp_path: Path) -> None:
+    path, page = tmp_path / "versions.json", tmp_path / "page.md"
+    page.write_text(f"before\n{FIRST}\nold\n{LAST}\nafter\n")
+    bad = replace(GOOD, torch="2.9.0", words="1 failed, 1 skipped", is_whole=False)
+    for result in (replace(GOOD, words="1 passed"), bad, GOOD):
+        found = versions.keep(result, path)
+    assert versions.read_results(path) == [GOOD, bad]
+    versions.write_table(found, page)
+    text = page.read_text()
+    assert text.startswith(f"before\n{FIRST}\n| torch |")
+    assert text.endswith(f"{LAST}\nafter\n")
+    assert "| 2.15.0+cu132 | 3.12 | 5 passed, 1 skipped | abc1234 | 2026-11-26 |" in text
+    assert "| 2.15.0+cu132 | 3.12 | 1 failed, 1 skipped |" in text
+    assert "\n\nNot run: 2.15.0:3.13, " in text
+    assert "old" not in text

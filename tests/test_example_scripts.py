@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "examples"
+from tests.sources import ROOT, output_of
+
+FOLDER = ROOT / "examples"
 LONGEST, SECOND_LONGEST, MOST_LINES = 250, 120, 560
 SCRIPTS = {
     "place_my_model": ("--layers 2 --seconds 1", r"before: ([\d.]+) s, after: ([\d.]+) s"),
@@ -47,12 +48,11 @@ def test_the_scripts_are_short_and_listed() -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_keeps_its_promise(name: str, tmp_path: Path) -> None:
     flags, pattern = SCRIPTS[name]
-    command = [sys.executable, FOLDER / f"{name}.py", *flags.split(), "--out", tmp_path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    found = [each if isinstance(each, tuple) else (each,) for each in re.findall(pattern, done.stdout)]
-    assert holds(name, [float(number) for each in found for number in each]), done.stdout
-    picture = Path(re.findall(r"^saved (.*)$", done.stdout, flags=re.M)[-1])
+    command: list[str | Path] = [sys.executable, FOLDER / f"{name}.py", *flags.split(), "--out", tmp_path]
+    printed = output_of(command, tmp_path)
+    found = [each if isinstance(each, tuple) else (each,) for each in re.findall(pattern, printed)]
+    assert holds(name, [float(number) for each in found for number in each]), printed
+    picture = Path(re.findall(r"^saved (.*)$", printed, flags=re.M)[-1])
     assert picture.parent == tmp_path
     root = ElementTree.parse(picture).getroot()
     assert root.tag.endswith("svg")

@@ -11,7 +11,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from tests.sources import MODULES, ROOT, TOPS, printed_by, tree_of
+from tests.sources import MODULES, ROOT, TOPS, modules_after, name_of, tree_of
 
 ROOMS = (
     ("graphs.system",),
@@ -53,11 +53,6 @@ HEAVY = [
     "matplotlib",
     "jinja2",
 ]
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
@@ -126,8 +121,7 @@ def test_a_package_loads_nothing_heavy() -> None:
 
 def loaded(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter holds after running `code`."""
-    report = f"{code}\nimport sys; print('loaded', *{{name.partition('.')[0] for name in sys.modules}})"
-    return set(" ".join(printed_by(report)).rpartition("loaded ")[2].split())
+    return {name.partition(".")[0] for name in modules_after(code)}
 
 
 @pytest.mark.parametrize("package", ["graphs", "agent", "graphs.families, graphs.dataset"])
@@ -148,13 +142,9 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 
 
 def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
-    report = (
-        "import sys; from agent.evaluation import inputs, run, worker\n"
-        "from agent.placing import trial_runner\n"
-        "from agent.placers.base import PLACERS; list(PLACERS)\n"
-        "print(*sys.modules.keys() & {'scipy.optimize', 'matplotlib', 'torch'})"
-    )
-    assert not printed_by(report)
+    code = "from agent.evaluation import inputs, run, worker; from agent.placing import trial_runner\n"
+    code += "from agent.placers.base import PLACERS; list(PLACERS)"
+    assert not modules_after(code) & {"scipy.optimize", "matplotlib", "torch"}
 
 
 ROW = re.compile(r"^\| (.+) \| (\d+) \| (`[\w/]+\.py`(?:, `[\w/]+\.py`)+) \|$", re.MULTILINE)

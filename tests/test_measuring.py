@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -20,6 +19,7 @@ from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import DeviceLostError
 from envs.runtime.step_meter import MeasuredStep, StepMeter
 from graphs.system.array_types import IntArray
+from tests.faults.processes import table_of
 
 MODEL = """
 import torch
@@ -49,11 +49,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_an_evaluation_profiles_measures_and_compares(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,12 +58,12 @@ def test_an_evaluation_profiles_measures_and_compares(
     printed = capsys.readouterr().out
     assert "net on 2xcpu, measured on this machine (20 steps each)" in printed
     assert "picking the simulator's best costs" in printed
-    measured = rows_of(place / "out" / "measured.csv")
+    measured = table_of(place / "out" / "measured.csv")
     assert {"single"} < {row["placer"] for row in measured} <= {"single", "heft", "round-robin"}
     assert all(
         0 < float(row["low_s"]) <= float(row["measured_s"]) <= float(row["high_s"]) for row in measured
     )
-    fidelity = rows_of(place / "out" / "fidelity.csv")
+    fidelity = table_of(place / "out" / "fidelity.csv")
     assert [row["source"] for row in fidelity[:2]] == ["device 0", "device 1"]
     assert len(fidelity) == 4
     (profile,) = (place / "home" / "profiles" / "cpu-for-tests").iterdir()
@@ -77,7 +72,7 @@ def test_an_evaluation_profiles_measures_and_compares(
     known = (place / "out" / "measurements.jsonl").read_text()
     assert evaluate.main(words) == 0  # nothing is timed again
     assert (place / "out" / "measurements.jsonl").read_text() == known
-    assert rows_of(place / "out" / "measured.csv") == measured
+    assert table_of(place / "out" / "measured.csv") == measured
 
     (place / "out" / "measurements.jsonl").write_text(known + '{"placement": 1}\n')
     assert evaluate.main(words) == 2
@@ -105,7 +100,7 @@ def test_an_evaluation_adapts_to_what_it_measures(
     assert evaluate.main(words) == 0
     printed = capsys.readouterr().out
     assert f"placements of the shortest measured steps: {Path('out') / 'adapted'}" in printed
-    rows = rows_of(place / "out" / "measured.csv")
+    rows = table_of(place / "out" / "measured.csv")
     assert rows[0]["placer"] in ("single", "heft")
     assert [row["placer"] for row in rows].count("adapt") >= 2
     assert len(rows) == len(made) in (5, 6)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import pytest
 
 from agent.commands.evaluate_flags import make_parser
 from graphs.system.jit import _OwnFolder
+from tests.sources import ROOT, output_of
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FRONT, BACK = README.split("## Develop")
 MINUTES = "0.05"
@@ -34,18 +33,12 @@ def blocks(text: str, language: str) -> list[str]:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what git knows of the checkout; its compiled kernels are copied too, beside it."""
     folder = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.splitlines():
+    listed = output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"]).splitlines()
+    for name in listed:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    for room in {Path(name).parent for name in listed.stdout.splitlines()}:
+    for room in {Path(name).parent for name in listed}:
         here, there = (_OwnFolder(run, str(top / room / "any.py")).get_cache_path() for top in (ROOT, folder))
         if Path(here).is_dir():
             shutil.copytree(here, kernels_of(folder) / Path(there).name)
@@ -58,17 +51,8 @@ def kernels_of(clone: Path) -> Path:
 
 
 def run(clone: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=clone,
-        env={**os.environ, "NUMBA_CACHE_DIR": str(kernels_of(clone))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(kernels_of(clone))}
+    return output_of([sys.executable, *arguments], clone, environment)
 
 
 def test_the_front_page_is_read_in_two_minutes() -> None:
@@ -94,7 +78,7 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
     for command in commands:
         words = command.split()
         if words[0] == "make":
-            subprocess.run(["make", "-n", words[1]], cwd=clone, check=True, capture_output=True)
+            output_of(["make", "-n", words[1]], clone)
         elif words[0] == "tensorboard":
             assert (Path(sys.executable).parent / "tensorboard").exists()
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import MODULES, ROOT, printed_by, tree_of
+from tests.sources import MODULES, ROOT, modules_after, name_of, tree_of
 
 MOST_OF_THE_ENVIRONMENT = 35
 """Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it
@@ -79,11 +79,8 @@ def test_kernels_return_no_named_tuples_to_python() -> None:
 
 def loaded_by(module: str, then: str = "pass") -> set[str]:
     """Returns the modules of ours, packages left out, that a fresh interpreter holds after importing one."""
-    code = (
-        f"import sys, {module}; {then}; print(*(name for name, module in sys.modules.items()"
-        " if name.split('.')[0] in ('graphs', 'envs', 'agent') and not hasattr(module, '__path__')))"
-    )
-    return set(printed_by(code))
+    ours = {name_of(path) for path in MODULES if path.stem != "__init__"}
+    return ours & modules_after(f"import {module}; {then}")
 
 
 def test_the_environment_needs_few_modules_and_no_pipelines() -> None:

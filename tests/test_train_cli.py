@@ -104,6 +104,7 @@ def test_a_run_that_minutes_cut_short_goes_on_for_the_minutes_given_on_resuming(
         (f"{TOY} --config ", "is no regular file"),
         ("--name a --resume", "no run 'a'"),
         ("--name a --resume --seed 2", "--seed"),
+        ("--name of-another-version --resume", "unknown key 'sight'; use name, families, "),
         ("--seed x", "--seed"),
         ("--unknown", "--unknown"),
         ("--mdp", "--mdp"),
@@ -117,7 +118,9 @@ def test_bad_input_is_one_line_and_nothing_written(
     idle = [{"name": "w", "type": "parameter"}]
     write_graphs(place / "idle.json", [build_graph("idle", "toys", idle, [])])
     (place / "grid.json").write_text('{"context": "grid", "graphs": ["graphs.jsonl"]}')
-    before = {path.name for path in place.iterdir()}
+    (place / "runs" / "of-another-version").mkdir(parents=True)
+    (place / "runs" / "of-another-version" / "config.json").write_text('{"sight": "local"}')
+    before = {path.name for path in place.rglob("*")}
     try:
         code = train_agent.main(words.split(" "))
     except SystemExit as left:
@@ -126,7 +129,7 @@ def test_bad_input_is_one_line_and_nothing_written(
     assert code == 2
     assert message in error
     assert error.rstrip("\n").isprintable()
-    assert {path.name for path in place.iterdir()} == before
+    assert {path.name for path in place.rglob("*")} == before
 
 
 def test_runs_that_are_a_file_are_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,20 +147,6 @@ def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]
     assert "another process" in capsys.readouterr().err
     command.send(signal.SIGKILL)
     command.wait()
-
-
-def test_a_run_of_another_version_is_refused_in_one_line(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--name", "old", "--graphs", "graphs.jsonl", "--timesteps", "128", *QUICK]
-    assert train_agent.main(arguments) == 0
-    capsys.readouterr()
-    run = place / "runs" / "old"
-    config = json.loads((run / "config.json").read_text())
-    config["sight"] = config.pop("feature_set")
-    (run / "config.json").write_text(json.dumps(config))
-    assert train_agent.main(["--resume", "--name", "old"]) == 2
-    assert "unknown key 'sight'; use name, families, " in capsys.readouterr().err
 
 
 def test_the_closing_lines_name_what_was_cut_short() -> None:

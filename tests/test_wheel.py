@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -18,26 +17,16 @@ import pytest
 
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
+from tests.sources import ROOT, output_of
+from tests.sources import TOPS as PACKAGES
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("agent", "envs", "graphs")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
     """The output of a command that succeeds; it sees neither this checkout nor Python's usual variables."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return output_of(command, folder, kept | environment)
 
 
 @pytest.fixture(scope="module")

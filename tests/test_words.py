@@ -128,6 +128,11 @@ def test_kernels_have_one_dialect(wrong: str, right: str) -> None:
         assert not re.search(wrong, section), f"{path}: {kernel.name}: write {right}"
 
 
+def classes(path: Path) -> list[str]:
+    """Names of the classes of a module."""
+    return [node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
+
+
 MODELS = ("graphs/families/",)
 """Models of papers, whose parts have the names that they have there."""
 REPLACED = {"decision unit": "placement unit", "walk in a beam": "particle"}
@@ -139,9 +144,9 @@ def test_a_class_name_has_one_meaning() -> None:
     for path in MODULES:
         where = str(path.relative_to(ROOT))
         if not where.startswith(MODELS):
-            for node in ast.walk(tree_of(path)):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    defined[node.name].append(where)
+            for name in classes(path):
+                if not name.startswith("_"):
+                    defined[name].append(where)
     assert {name: places for name, places in defined.items() if len(places) > 1} == {}
 
 
@@ -171,12 +176,6 @@ def test_a_word_stays_in_its_rooms(word: str) -> None:
     users = [str(path.relative_to(ROOT)) for path in MODULES if word in names_of(path)]
     assert users, f"nothing is called {word}"
     assert not [where for where in users if not where.startswith(OWNERS[word])]
-
-
-def classes(path: Path) -> list[str]:
-    """Names of the classes of a module."""
-    tree = tree_of(path)
-    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
 def test_a_plan_is_what_place_returns() -> None:

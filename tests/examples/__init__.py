@@ -1,1 +1,1 @@
-"""Models that users bring, each as a function for `--model`: `tests.examples.gpt2:make`."""
+"""Models that users bring, each as a function for `--model`: `tests.examples.models:make_gpt2`."""

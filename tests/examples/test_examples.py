@@ -18,16 +18,16 @@ from envs.runtime.runner import StepRunner
 from graphs.capture.capture import capture_step
 from graphs.granularity import with_granularity
 from tests.envs.runtime.small_models import plain_steps, random_devices
-from tests.examples import gpt2, lstm, recommender, unet
+from tests.examples import models, recommender
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 EXAMPLES: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str, str]] = {
-    "gpt2": (gpt2.make, "adamw", "4xv100"),
-    "unet": (unet.make, "adafactor", "4xv100"),
+    "gpt2": (models.make_gpt2, "adamw", "4xv100"),
+    "unet": (models.make_unet, "adafactor", "4xv100"),
     "recommender": (recommender.make, "adam", "gpu+cpu"),
     "recommender, sparse": (recommender.make_sparse, "sgd", "gpu+cpu"),
-    "lstm": (lstm.make, "sgd", "4xv100"),
+    "lstm": (models.make_lstm, "sgd", "4xv100"),
 }
 """What makes each, its optimizer, and the cluster that it is for."""
 
@@ -87,7 +87,7 @@ def _step(runner: StepRunner, inputs: Any) -> Any:
 
 
 def test_an_example_runs_for_inference(processes: DeviceProcesses) -> None:
-    module, inputs = in_float64(*lstm.make())
+    module, inputs = in_float64(*models.make_lstm())
     captured = capture_step(module, inputs, training=False)
     device_of = random_devices(captured.graph, 2, 0)
     outputs = StepRunner(captured, device_of, module, processes).step(*inputs)
@@ -104,9 +104,7 @@ class Dropping(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = torch.stack([self.first(x * self.scale), self.second(x * self.scale)])
-        self.kept = kept.detach()
-        return kept.mean()
+        return torch.stack([self.first(x * self.scale), self.second(x * self.scale)]).mean()
 
 
 def test_dropout_is_right_in_distribution(processes: DeviceProcesses) -> None:

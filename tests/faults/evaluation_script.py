@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import print_tables
 from agent.placers.base import PLACERS, Budget, Placer
+from tests.agent.evaluation_cases import quiet
 from tests.agent.placement_cases import make_cluster, training_graph
 
 BUDGET = 5_000
@@ -63,24 +63,14 @@ def main() -> int:
     parser.add_argument("--placers", nargs="+", default=["random"])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--graphs", type=int, default=2)
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        print("begun", flush=True)
-        result = evaluate(
-            make_spec(tuple(options.placers), options.seeds, options.graphs),
-            options.out,
-            jobs=options.jobs,
-            trial_timeout_s=options.timeout,
-            report=lambda done, total: None,
-        )
-        lines, n_failed = summarise(result.trials), len(result.failures)
-        write_report(options.out / "report.html", result.trials, "script", n_failed=n_failed)
-        print_tables(lines, n_failed)
-    except KeyboardInterrupt:
-        return 130
+    print("begun", flush=True)
+    spec = make_spec(tuple(options.placers), options.seeds, options.graphs)
+    result = evaluate(spec, options.out, jobs=2, trial_timeout_s=options.timeout, report=quiet)
+    n_failed = len(result.failures)
+    write_report(options.out / "report.html", result.trials, "script", n_failed=n_failed)
+    print_tables(summarise(result.trials), n_failed)
     return 1 if n_failed else 0
 
 

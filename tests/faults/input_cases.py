@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -77,20 +78,17 @@ def odd_graphs() -> dict[str, OpGraph]:
     }
 
 
+def cluster(
+    n: int, memory_bytes: float = 1e21, latency_s: float = 0.0, overlap_slowdown: float = 1.0, **rules: Any
+) -> Cluster:
+    """Builds a cluster of equal devices of kind `gpu`."""
+    device = Device("gpu", "gpu", memory_bytes, 1e12, 1e11, 0.0, overlap_slowdown=overlap_slowdown)
+    devices = tuple(replace(device, name=f"gpu{at}") for at in range(n))
+    return Cluster("odd", devices, np.full((n, n), 1e10), np.full((n, n), latency_s), **rules)
+
+
 def odd_clusters() -> dict[str, Cluster]:
-    """Builds clusters at the edge of what the rules allow, of 1 to 100 devices of kind `gpu`."""
-
-    def cluster(
-        n: int,
-        memory_bytes: float = 1e21,
-        latency_s: float = 0.0,
-        overlap_slowdown: float = 1.0,
-        **rules: Any,
-    ) -> Cluster:
-        device = Device("gpu", "gpu", memory_bytes, 1e12, 1e11, 0.0, overlap_slowdown=overlap_slowdown)
-        devices = tuple(replace(device, name=f"gpu{at}") for at in range(n))
-        return Cluster("odd", devices, np.full((n, n), 1e10), np.full((n, n), latency_s), **rules)
-
+    """Builds clusters at the edge of what the rules allow, of a few devices."""
     return {
         "one device": cluster(1),
         "two": cluster(2),
@@ -107,10 +105,7 @@ def odd_clusters() -> dict[str, Cluster]:
     }
 
 
-def many_devices(n: int = 100) -> Cluster:
-    """Builds a cluster of as many devices."""
-    devices = tuple(Device(f"gpu{at}", "gpu", 1e9, 1e12, 1e11, 1e-6) for at in range(n))
-    return Cluster("many", devices, np.full((n, n), 1e10), np.full((n, n), 1e-6))
+MANY_DEVICES = cluster(100, memory_bytes=1e9, latency_s=1e-6)
 
 
 def use(graph: OpGraph, cluster: Cluster, policy: Policy, placers: tuple[str, ...] = ()) -> None:
@@ -203,7 +198,8 @@ def mutated(record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Returns a copy of a record with one to three values or keys changed."""
     copy: dict[str, Any] = json.loads(json.dumps(record))
     for _ in range(1 if rng.random() < 0.7 else 2):
-        holder, key = _any_place(copy, rng)
+        places = [*_places_in(copy)] or [({"": 0}, "")]
+        holder, key = places[int(rng.integers(len(places)))]
         kind = rng.random()
         if kind < 0.1:
             del holder[key]
@@ -218,14 +214,9 @@ def mutated(record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return copy
 
 
-def _any_place(record: Any, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Draws a value from anywhere in a record: its holder, and its key in there."""
-    places: list[tuple[Any, Any]] = []
-    waiting: list[Any] = [record]
-    while waiting:
-        holder = waiting.pop()
-        for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
-            places.append((holder, key))
-            if isinstance(holder[key], (dict, list)):
-                waiting.append(holder[key])
-    return places[int(rng.integers(len(places)))] if places else ({"": 0}, "")
+def _places_in(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields all values anywhere in a record: the holder of each, and its key in there."""
+    for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
+        yield holder, key
+        if isinstance(holder[key], dict | list):
+            yield from _places_in(holder[key])

@@ -116,10 +116,13 @@ def rows_of(run: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key not in CLOCK} for row in rows]
 
 
+def table_of(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def trials_of(out: Path) -> list[dict[str, str]]:
     """Rows of `results.csv`, without what depends on the clock."""
-    with (out / "results.csv").open() as file:
-        return [
-            {key: value for key, value in row.items() if key not in ("wall_s", "cpu_s")}
-            for row in csv.DictReader(file)
-        ]
+    rows = table_of(out / "results.csv")
+    return [{key: value for key, value in row.items() if key not in ("wall_s", "cpu_s")} for row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import random
 import signal
@@ -19,15 +18,10 @@ from agent.evaluation.run import evaluate, open_folder
 from graphs.system.folders import FolderError
 from tests.agent.evaluation_cases import quiet
 from tests.faults.evaluation_script import make_spec
-from tests.faults.processes import trials_of
+from tests.faults.processes import table_of, trials_of
 
 ROOT = Path(__file__).parents[2]
 Rows = list[dict[str, str]]
-
-
-def failures_of(out: Path) -> Rows:
-    with (out / "failures.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +106,7 @@ def test_workers_that_are_killed_at_any_moment_change_no_row(tmp_path: Path, und
         code, _, error = running.end()
     assert n_killed >= 2
     assert "Traceback" not in error
-    failed = failures_of(out) if code == 1 else []
+    failed = table_of(out / "failures.csv") if code == 1 else []
     assert code == (1 if failed else 0)
     assert len(trials_of(out)) == len(undisturbed) - len(failed)
     assert not evaluate(make_spec(), out, report=quiet).failures
@@ -125,7 +119,7 @@ def test_what_goes_wrong_in_a_trial_fails_that_trial(tmp_path: Path, undisturbed
     with script(out, "--graphs", "1", "--placers", *faults, "single", "--timeout", "5") as running:
         code, printed, _ = running.end()
     assert code == 1
-    failures = failures_of(out)
+    failures = table_of(out / "failures.csv")
     reasons = {(row["placer"], row["tries"], row["reason"]) for row in failures}
     assert reasons == {
         ("segfault", "2", "worker killed by SIGSEGV"),

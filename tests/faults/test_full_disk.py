@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command, rows_of, train, trials_of
+from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command, rows_of, table_of, train, trials_of
 from tests.training_cases import write_toys
 
 NO_SPACE = ("No space left on device", "File too large")
@@ -139,8 +138,7 @@ def test_a_study_on_a_full_disk_goes_on_when_there_is_space(disk: Disk, free_kib
     disk(LARGE)
     again = Command(TRAIN, words, folder)
     assert again.wait() == 0, again.output
-    with (folder / "runs" / "study" / "trials.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = table_of(folder / "runs" / "study" / "trials.csv")
     complete = [row["trial"] for row in rows if row["status"] == "complete"]
     assert len(complete) == len(set(complete)) == 2
     assert {row["status"] for row in rows} <= {"complete", "stale"}

@@ -27,9 +27,9 @@ from tests.envs.random_problems import problems
 from tests.faults.input_cases import (
     CLUSTER,
     GRAPH,
+    MANY_DEVICES,
     PLACEMENT,
     RECORDS,
-    many_devices,
     mutated,
     odd_clusters,
     odd_graphs,
@@ -50,7 +50,7 @@ def test_an_odd_graph_is_placed_on_every_odd_cluster(name: str, policy: Policy) 
 
 @pytest.mark.parametrize("name", ["one op", "parameters only", "no time"])
 def test_an_odd_graph_is_placed_on_many_devices(name: str, policy: Policy) -> None:
-    use(odd_graphs()[name], many_devices(), policy)
+    use(odd_graphs()[name], MANY_DEVICES, policy)
 
 
 @settings(max_examples=40)
@@ -104,22 +104,17 @@ def test_a_changed_record_is_refused_or_can_be_used(policy: Policy, name: str, s
 
 
 @pytest.mark.parametrize(
-    ("message", "of_op", "of_device", "of_cluster"),
+    ("message", "of_op", "of_device"),
     [
-        ("launch_s is 1e+308; use", {}, {"launch_s": 1e308}, {}),
-        ("op_gap_s is 1e+308; use", {}, {}, {"op_gap_s": 1e308}),
-        ("transfer_gap_s is 1e+308; use", {}, {}, {"transfer_gap_s": 1e308}),
-        ("seconds of 'kind0' of the whole step is inf", {"seconds": {"kind0": 1e308}}, {}, {}),
-        ("takes 4.94066e-324 s on 'gpu0'", {"seconds": {"kind0": 5e-324}}, {}, {}),
-        ("flops of the whole step is inf", {"flops": 1e308}, {}, {}),
-        ("takes 1e+28 s on 'gpu0'", {"flops": 1e26}, {"flops_per_s": 0.01}, {}),
+        ("seconds of 'kind0' of the whole step is inf", {"seconds": {"kind0": 1e308}}, {}),
+        ("takes 4.94066e-324 s on 'gpu0'", {"seconds": {"kind0": 5e-324}}, {}),
+        ("takes 1e+28 s on 'gpu0'", {"flops": 1e26}, {"flops_per_s": 0.01}),
     ],
 )
 def test_costs_that_overflow_together_are_refused_before_anything_is_done(
     message: str,
     of_op: dict[str, Any],
     of_device: dict[str, Any],
-    of_cluster: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -129,7 +124,7 @@ def test_costs_that_overflow_together_are_refused_before_anything_is_done(
     tensors = [{"producer": at, "bytes": 8, "consumers": [at + 1]} for at in range(3)]
     devices = [device | of_device for device in CLUSTER["devices"]]
     Path("graph.json").write_text(json.dumps(GRAPH | {"ops": ops, "tensors": tensors}))
-    Path("cluster.json").write_text(json.dumps(CLUSTER | {"devices": devices} | of_cluster))
+    Path("cluster.json").write_text(json.dumps(CLUSTER | {"devices": devices}))
     for main, flags in ((evaluate.main, "--placers single heft --out out"), (train.main, "--name run")):
         assert main(["--graphs", "graph.json", "--cluster", "cluster.json", *flags.split()]) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -145,5 +140,5 @@ def test_the_units_of_many_strays_and_the_names_of_a_placement_take_linear_time(
     began = time.process_time()
     assert len(graph.units) == 1
     with pytest.raises(PlacementError, match="op 'op' has no device"):
-        placement_from_json(placement, "here").resolve(graph, replace(many_devices(), name=CLUSTER["name"]))
+        placement_from_json(placement, "here").resolve(graph, replace(MANY_DEVICES, name=CLUSTER["name"]))
     assert time.process_time() - began < 2

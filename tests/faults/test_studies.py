@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.learn.checkpoints import CheckpointFolder
-from tests.faults.processes import TRAIN, TRAINING, Command, rows_of
+from tests.faults.processes import TRAIN, TRAINING, Command, rows_of, table_of
 from tests.training_cases import write_toys
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
@@ -34,8 +33,7 @@ def study(folder: Path, name: str, flags: str = GRID) -> Command:
 
 
 def attempts(folder: Path, name: str) -> list[dict[str, str]]:
-    with (folder / "runs" / name / "trials.csv").open() as file:
-        return list(csv.DictReader(file))
+    return table_of(folder / "runs" / name / "trials.csv")
 
 
 def outcomes(folder: Path, name: str) -> dict[str, tuple[str, ...]]:
@@ -59,10 +57,6 @@ def progress(folder: Path, name: str) -> int:
     """Bytes of metrics that the trials of a study have written."""
     files = (folder / "runs" / name / "trials").glob("*/metrics.jsonl")
     return sum(file.stat().st_size for file in files)
-
-
-def is_training(folder: Path, name: str) -> bool:
-    return progress(folder, name) > 0
 
 
 def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
@@ -98,7 +92,7 @@ def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
 
 def test_a_worker_that_is_killed_costs_an_attempt_and_a_study_has_one_process(here: Path) -> None:
     command = study(here, "workers")
-    command.wait_until(lambda: bool(workers_of(command)) and is_training(here, "workers"))
+    command.wait_until(lambda: bool(workers_of(command)) and progress(here, "workers") > 0)
     for process in (command.process.pid, *workers_of(command)):  # a name would outlive a kill of all
         assert "/dev/shm/" not in Path(f"/proc/{process}/maps").read_text()
     second = study(here, "workers")

@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from envs.cluster.presets import get_cluster
-from envs.problem import Problem
-from envs.simulator.simulate import simulate_problem
 from graphs.capture.capture import capture
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
@@ -110,30 +107,6 @@ def test_an_op_that_serves_one_expert_belongs_to_it() -> None:
     assert module_of(graph, "aten._softmax", "forward") == [""]  # serves all experts
     assert module_of(graph, "aten.cat", "forward") == [""]  # combines the experts
     assert len(graph.units) == 5
-
-
-def test_experts_on_devices_of_their_own_run_side_by_side() -> None:
-    with torch.device("meta"):
-        module, x = Experts(1024), torch.ones(8192, 1024)
-    graph = with_granularity(capture(module, (x,), name="experts"), "module")
-    ops_of = {
-        (phase, expert): [
-            op
-            for op in range(graph.n_ops)
-            if (graph.phases[op], graph.modules[op]) == (phase, f"experts.{expert}") and graph.gemm[op].any()
-        ]
-        for phase in ("forward", "backward")
-        for expert in range(3)
-    }
-    device_of = np.zeros(graph.n_ops, dtype=np.int64)
-    for expert in range(3):
-        (product,) = ops_of["forward", expert]
-        device_of[graph.unit_of == graph.unit_of[product]] = expert + 1
-    step = simulate_problem(Problem(graph, get_cluster("4xv100")), device_of)
-    for phase in ("forward", "backward"):
-        runs = [ops for (of, _), ops in ops_of.items() if of == phase]
-        begins, ends = [step.start_s[ops].min() for ops in runs], [step.finish_s[ops].max() for ops in runs]
-        assert max(begins) < min(ends), phase
 
 
 def test_a_sum_of_gradients_goes_to_the_producer_of_the_tensor(captured: OpGraph) -> None:

@@ -11,6 +11,7 @@ import pytest
 from graphs.identity import content_hash, graph_hash, topology_hash
 from graphs.levels import b_level, t_level
 from graphs.op_graph import OpGraph, build_graph
+from tests.envs.random_problems import random_graph
 
 
 def small() -> OpGraph:
@@ -62,25 +63,16 @@ def test_types_and_wiring_count_in_both() -> None:
         assert len({hashed(graph), hashed(gelu), hashed(rewired)}) == 3
 
 
-def random_graph(seed: int, n_ops: int = 12) -> OpGraph:
-    rng = np.random.default_rng(seed)
-    tensors = []
-    for producer in rng.permutation(n_ops - 1).tolist():
-        later = np.arange(producer + 1, n_ops)
-        readers = rng.choice(later, size=rng.integers(0, min(4, len(later) + 1)), replace=False)
-        tensors.append((producer, 1.0, readers.tolist()))
-    return build_graph("random", "", [{"name": f"op{index}"} for index in range(n_ops)], tensors)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_levels_are_longest_paths(seed: int) -> None:
-    graph = random_graph(seed)
-    rng = np.random.default_rng(seed + 100)
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, 12)
     op_cost, tensor_cost = rng.random(graph.n_ops), rng.random(graph.n_tensors)
     view = nx.DiGraph()
     view.add_nodes_from(range(graph.n_ops))
     for producer, reader, tensor in graph.to_networkx().edges(data="tensor"):
-        view.add_edge(producer, reader, weight=op_cost[producer] + tensor_cost[tensor])
+        shorter = view.get_edge_data(producer, reader, {"weight": 0.0})["weight"]
+        view.add_edge(producer, reader, weight=max(shorter, op_cost[producer] + tensor_cost[tensor]))
     below, above = b_level(graph, op_cost, tensor_cost), t_level(graph, op_cost, tensor_cost)
     for op in range(graph.n_ops):
         after = view.subgraph(nx.descendants(view, op) | {op})

@@ -84,12 +84,6 @@ def test_tensors_of_an_mlp_reach_their_readers_through_views(mlp: OpGraph) -> No
     assert readers(mlp, "gradients/fc2/mm_1") == ["adam/fc2.weight"]
 
 
-def test_backward_ops_keep_the_module_that_caused_them(mlp: OpGraph) -> None:
-    assert mlp.modules[op(mlp, "fc1/addmm")] == "fc1"
-    assert mlp.modules[op(mlp, "gradients/fc1/mm")] == "fc1"
-    assert mlp.modules[op(mlp, "adam/fc1.weight")] == "fc1"
-
-
 def test_a_placement_unit_is_an_owner_op_with_its_sources_and_updates(mlp: OpGraph) -> None:
     unit = mlp.unit_of
     assert unit[op(mlp, "fc1.weight")] == unit[op(mlp, "fc1/addmm")] == unit[op(mlp, "adam/fc1.bias")]
@@ -243,9 +237,7 @@ def test_tensors_made_in_forward_are_on_the_cpu_whatever_device_is_in_force() ->
     assert "aten.arange" in graph.op_types
 
 
-def test_inputs_may_be_a_mapping_or_nested(mlp: OpGraph) -> None:
-    by_name = capture(Mlp(), {"x": torch.zeros(3, 4)})
-    assert by_name.op_names == mlp.op_names
+def test_inputs_may_be_nested_and_numbers() -> None:
     nested = capture(Calls(lambda layer, pair, scale: layer(pair[0]) * scale), ([torch.zeros(2, 4)], 2))
     assert nested.op_types.count("input") == 1
 

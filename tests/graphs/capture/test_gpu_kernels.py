@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from agent import place
-from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import get_cluster, uniform
 from envs.costs.op_classes import op_class
@@ -168,15 +167,14 @@ def test_flex_attention_does_not_train_on_processors() -> None:
         capture(Flex(flex_attention, None, False), torch.zeros(2, 128, 8), gpu=None)
 
 
-def of_processors() -> Cluster:
-    return uniform("2xcpu", get_cluster("gpu+cpu").devices[1], 2, 1e10)
+PROCESSORS = uniform("2xcpu", get_cluster("gpu+cpu").devices[1], 2, 1e10)
 
 
 def test_the_cluster_decides() -> None:
-    assert gpus_of([of_processors()]) is None
+    assert gpus_of([PROCESSORS]) is None
     assert gpus_of([get_cluster("4xv100"), get_cluster("4xh100")], "bf16") == Gpu(7.0, "bf16")
     assert gpus_of([get_cluster("gpu+cpu")]) == gpus_of([get_cluster("4xv100-sxm2")]) == V100
-    assert gpus_of([get_cluster("8xa100"), of_processors()]) == AMPERE
+    assert gpus_of([get_cluster("8xa100"), PROCESSORS]) == AMPERE
 
 
 def test_dropout_of_attention_takes_no_memory_on_gpus() -> None:
@@ -186,7 +184,7 @@ def test_dropout_of_attention_takes_no_memory_on_gpus() -> None:
             module = nn.TransformerEncoderLayer(64, 4, 64, 0.0, batch_first=True)
             x = torch.randn(2, 1024, 64)
         module.self_attn.dropout = p
-        for cluster in (get_cluster("4xv100"), of_processors()):
+        for cluster in (get_cluster("4xv100"), PROCESSORS):
             plan = place(module, x, cluster=cluster, placer="single")
             peaks[cluster.name, p] = float(plan.step_time.peak_bytes.max())
     scores = 4 * 2 * 4 * 1024**2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,63 +26,76 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 TOKENS = torch.zeros(2, 16, dtype=torch.long)
 
 
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config)
+LAYERS, KV_HEADS, WIDTH, HEAD, EXPERTS, CHOSEN = 3, 2, 64, 8, 8, 2
+SIZES = {"vocab_size": 100, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": LAYERS}
+SIZES |= {"num_attention_heads": 8, "num_key_value_heads": KV_HEADS}
+MIXTURE = SIZES | {"num_experts_per_tok": CHOSEN}
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+RECURRENT = SMALL | {"num_hidden_layers": 3, "num_attention_heads": 2, "lru_width": 32}
+STATES = {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16}
+SEQ_SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2}
+SEQ_SIZES |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 50}
+T5_SIZES = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "d_kv": 16, "vocab_size": 50}
+T5_SIZES |= {"decoder_start_token_id": 0}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2": ("LMHeadModel", {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64}),
+    "Llama": ("ForCausalLM", SIZES),
+    "Mixtral": ("ForCausalLM", MIXTURE | {"num_local_experts": EXPERTS}),
+    "Qwen3Moe": (
+        "ForCausalLM",
+        MIXTURE | {"num_experts": EXPERTS, "moe_intermediate_size": 96, "head_dim": HEAD},
+    ),
+    "Mistral": ("ForCausalLM", SMALL | HEADS | {"sliding_window": 8}),
+    "Mamba": ("ForCausalLM", SMALL),
+    "Bamba": ("ForCausalLM", SMALL | HEADS | STATES),
+    "RecurrentGemma": ("ForCausalLM", RECURRENT),
+    "T5": ("ForConditionalGeneration", T5_SIZES),
+    "Whisper": ("ForConditionalGeneration", SEQ_SIZES | {"num_mel_bins": 8, "max_source_positions": 12}),
+}
+"""The class of each model, after its name, and its configuration."""
+CACHED = ["Mistral", "Mamba", "Bamba", "T5", "Whisper"]
 
 
-def llama() -> nn.Module:
-    config = transformers.LlamaConfig(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    return transformers.LlamaForCausalLM(config)
+def make(family: str, **others: Any) -> Any:
+    head, sizes = MODELS[family]
+    config = getattr(transformers, f"{family}Config")(**sizes | others)
+    return getattr(transformers, f"{family}{head}")(config)
 
 
-def t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=100, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    return transformers.T5ForConditionalGeneration(config)
+def on_meta(family: str, **others: Any) -> Any:
+    with torch.device("meta"):
+        return make(family, **others)
 
 
 BLOCKS = {
-    gpt2: ("transformer.h.0.", "transformer.h.1."),
-    llama: ("model.layers.0.", "model.layers.1."),
-    t5: ("encoder.block.0.", "decoder.block.0."),
+    "GPT2": ("transformer.h.0.", "transformer.h.1."),
+    "Llama": ("model.layers.0.", "model.layers.1."),
+    "T5": ("encoder.block.0.", "decoder.block.0."),
 }
 """Beginnings of the paths of two blocks of each model."""
 
 INPUTS: dict[str, dict[str, Any]] = {
     "labels": {"labels": TOKENS},
     "no cache": {"labels": TOKENS, "use_cache": False},  # then packed sequences are looked for
+    "positions": {"labels": TOKENS, "position_ids": torch.arange(16)[None]},
     "attention mask": {"labels": TOKENS, "attention_mask": torch.ones_like(TOKENS)},
 }
 
 
-def capture_silently(module: nn.Module, inputs: dict[str, Any] | Tensor, training: bool) -> OpGraph:
-    return capture(module, inputs, training=training, gpu=Gpu(8.0, "bf16"), notify=pytest.fail)
-
-
-CASES = [(gpt2, "labels"), (llama, "no cache"), (llama, "attention mask"), (t5, "attention mask")]
+CASES = [("GPT2", "labels"), ("Llama", "no cache"), ("Llama", "positions"), ("Llama", "attention mask")]
+CASES += [("T5", "attention mask")]
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("build", "inputs"), CASES)
-def test_every_product_keeps_its_module(build: Callable[[], nn.Module], inputs: str, training: bool) -> None:
-    with torch.device("meta"):
-        module = build()
-    graph = capture_silently(module, {"input_ids": TOKENS, **INPUTS[inputs]}, training)
+@pytest.mark.parametrize(("family", "inputs"), CASES)
+def test_every_product_keeps_its_module(family: str, inputs: str, training: bool) -> None:
+    module, named = on_meta(family), {"input_ids": TOKENS, **INPUTS[inputs]}
+    graph = capture(module, named, training=training, gpu=Gpu(8.0, "bf16"), notify=pytest.fail)
     linear = {path for path, part in module.named_modules() if type(part).__name__ in ("Linear", "Conv1D")}
     ops = list(zip(graph.op_types, graph.modules, graph.phases, strict=True))
     assert linear <= {path for kind, path, _ in ops if kind in ("aten.mm", "aten.addmm")}
-    for block in BLOCKS[build]:
+    for block in BLOCKS[family]:
         phases = {phase for _, path, phase in ops if path.startswith(block)}
         assert phases == ({"forward", "backward", "optimizer"} if training else {"forward"})
 
@@ -121,32 +133,8 @@ def test_images_among_the_tokens_are_found_by_value() -> None:
     assert [notice.partition(": ")[2].partition(" that")[0] for notice in notices] == ["shapes"]
 
 
-def test_given_positions_are_traced_with_module_names() -> None:
-    positions = torch.arange(16)[None]
-    graph = capture_silently(
-        llama(), {"input_ids": TOKENS, "position_ids": positions, "labels": TOKENS}, training=True
-    )
-    assert "model.layers.1.mlp.down_proj/mm" in graph.op_names
-
-
-LAYERS, KV_HEADS, WIDTH, HEAD, EXPERTS, CHOSEN = 3, 2, 64, 8, 8, 2
-SIZES = {
-    "vocab_size": 100,
-    "hidden_size": WIDTH,
-    "intermediate_size": 96,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 8,
-    "num_key_value_heads": KV_HEADS,
-}
 TOKEN_BYTES = KV_HEADS * HEAD * 4
 """Keys, or values, of one token in one layer."""
-
-
-def make(family: str, **others: Any) -> nn.Module:
-    config = getattr(transformers, f"{family}Config")(**SIZES, **others)
-    with torch.device("meta"):
-        model: nn.Module = getattr(transformers, f"{family}ForCausalLM")(config)
-    return model
 
 
 def decoding(model: nn.Module, prompt: int, batch: int = 1) -> OpGraph:
@@ -159,7 +147,7 @@ def ops_of(graph: OpGraph, kind: str) -> list[int]:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_cache_is_resident_and_read_in_place(batch: int) -> None:
-    model = make("Llama")
+    model = on_meta("Llama")
     short, long = (decoding(model, prompt, batch) for prompt in (20, 70))
     cache = [op for op, name in enumerate(short.op_names) if name.startswith("past_")]
     assert len(cache) == 2 * LAYERS
@@ -177,23 +165,9 @@ def test_the_cache_is_resident_and_read_in_place(batch: int) -> None:
         assert set(short.successors.row(op)) & set(grown)
 
 
-@pytest.mark.parametrize(
-    ("family", "others"),
-    [
-        ("Mixtral", {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN}),
-        (
-            "Qwen3Moe",
-            {
-                "num_experts": EXPERTS,
-                "num_experts_per_tok": CHOSEN,
-                "moe_intermediate_size": 96,
-                "head_dim": HEAD,
-            },
-        ),
-    ],
-)
-def test_a_mixture_reads_the_experts_that_are_chosen(family: str, others: dict[str, Any]) -> None:
-    graph = decoding(make(family, **others), 20)
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe"])
+def test_a_mixture_reads_the_experts_that_are_chosen(family: str) -> None:
+    graph = decoding(on_meta(family), 20)
     products, choices = ops_of(graph, "bmm"), ops_of(graph, "aten.index")
     assert len(products) == len(choices) == 2 * LAYERS
     assert not graph.bytes_moved[choices].any()
@@ -205,38 +179,19 @@ def test_a_mixture_reads_the_experts_that_are_chosen(family: str, others: dict[s
 
 
 def test_the_model_is_not_changed() -> None:
-    model = make("Mixtral", num_local_experts=EXPERTS)
+    model = on_meta("Mixtral")
     before = set(model.state_dict()), type(model), model.config.to_dict()
     decoding(model, 20)
     assert (set(model.state_dict()), type(model), model.config.to_dict()) == before
 
 
-SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
-SEQ_SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2}
-SEQ_SIZES |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 50}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
-CACHES = {
-    "Mistral": ("CausalLM", SMALL | HEADS | {"sliding_window": 8}),
-    "Mamba": ("CausalLM", SMALL),
-    "Bamba": (
-        "CausalLM",
-        SMALL | HEADS | {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16},
-    ),
-    "T5": (
-        "ConditionalGeneration",
-        {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "d_kv": 16, "vocab_size": 50},
-    ),
-    "Whisper": ("ConditionalGeneration", SEQ_SIZES | {"num_mel_bins": 8, "max_source_positions": 12}),
-}
 PROMPT = 70
 
 
 def generating(family: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Makes a model and the inputs of a prompt."""
-    head, settings = CACHES[family]
-    settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}For{head}")(getattr(transformers, f"{family}Config")(**settings))
+    model = make(family, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
     words = torch.randint(3, 50, (2, PROMPT))
     inputs = {"input_ids": words}
     if family == "T5":
@@ -255,7 +210,7 @@ def tensors_of(cache: Any) -> list[torch.Tensor]:
     return [each for values in nested for each in values if isinstance(each, torch.Tensor) and each.dim()]
 
 
-@pytest.mark.parametrize("family", CACHES)
+@pytest.mark.parametrize("family", CACHED)
 def test_the_cache_is_that_of_transformers(family: str) -> None:
     model, inputs = generating(family)
     with torch.no_grad():
@@ -291,7 +246,7 @@ def test_a_placed_token_has_the_scores_of_transformers(family: str) -> None:
 
 
 def test_a_static_cache_is_written_in_place() -> None:
-    model = make("Llama")
+    model = on_meta("Llama")
     model.generation_config.cache_implementation = "static"
     graph = decoding(model, 20)
     keys = [op for op, name in enumerate(graph.op_names) if name.endswith(("_keys", "_values"))]
@@ -311,11 +266,8 @@ def test_states_of_any_prompt_are_those_of_a_short_one(monkeypatch: pytest.Monke
 
 
 def test_a_model_that_returns_no_cache_says_so() -> None:
-    config = transformers.RecurrentGemmaConfig(
-        **SMALL | {"num_hidden_layers": 3}, num_attention_heads=2, lru_width=32
-    )
     with pytest.raises(CaptureError, match=r"no key-value cache .* it returns none of past_key_values, "):
-        capture_decoding(transformers.RecurrentGemmaForCausalLM(config), torch.zeros(1, 4), 20)
+        capture_decoding(make("RecurrentGemma"), torch.zeros(1, 4), 20)
 
 
 @pytest.mark.parametrize("model", [nn.Linear(4, 4), nn.LSTM(4, 4)], ids=["linear", "lstm"])

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from graphs.capture.capture import CaptureError, capture, capture_step
 from graphs.optimizers import NAMED, UpdateRule
 from graphs.step_settings import OPTIMIZER_NAMES, OPTIMIZERS, Gpu
-from tests.graphs.capture.capture_cases import op
+from tests.graphs.capture.capture_cases import Once, op
 
 ROWS, WIDTH = 1000, 8
 SHAPES = ((6, 4), (6,), (5, 3, 2, 2), (70_001,), (512, 700), (3, 272, 600), (300, 257, 3, 3))
@@ -114,40 +115,17 @@ def test_wrapping_rows_as_a_sparse_gradient_costs_nothing() -> None:
     assert graph.tensor_bytes[graph.outputs.row(wrap)].tolist() == [4 * 5 * WIDTH + 8 * 5]
 
 
-class TwoLookUps(nn.Module):
-    """Two look-ups in one table with a sparse gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(ROWS, WIDTH, sparse=True)
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.table(first).sum() + self.table(second).sum()
+def two_look_ups(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return F.embedding(first, table, sparse=True).sum() + F.embedding(second, table, sparse=True).sum()
 
 
 def test_the_sum_of_sparse_gradients_holds_the_rows_of_both() -> None:
     tokens = torch.zeros(5, dtype=torch.long), torch.zeros(7, dtype=torch.long)
-    graph = capture(TwoLookUps(), tokens, optimizer="sgd")
-    (total,) = graph.predecessors.row(op(graph, "sgd/table.weight"))
+    graph = capture(Once(two_look_ups, (ROWS, WIDTH)), tokens, optimizer="sgd")
+    (total,) = graph.predecessors.row(op(graph, "sgd/held.0"))
     assert graph.op_types[total] == "aten.add"
     assert graph.flops[total] == 12 * WIDTH
     assert graph.tensor_bytes[graph.outputs.row(total)].tolist() == [12 * (4 * WIDTH + 8)]
-
-
-def muon_and_adamw(module: Any) -> list[torch.optim.Optimizer]:
-    return [torch.optim.Muon([module.weight]), torch.optim.AdamW([module.bias])]
-
-
-def sgd_in_groups(module: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [module.weight], "momentum": 0.5}, {"params": [module.bias]}])
-
-
-def resident(module: nn.Module, optimizer: Any, **settings: Any) -> float:
-    """Resident bytes over the elements of a module of 272 numbers, 16 of them a bias."""
-    inputs = torch.zeros(2, 16, dtype=next(module.parameters()).dtype)
-    return float(
-        capture(module, inputs, optimizer=optimizer, notify=lambda _: None, **settings).resident_bytes.sum()
-    )
 
 
 @pytest.mark.parametrize(
@@ -159,15 +137,16 @@ def resident(module: nn.Module, optimizer: Any, **settings: Any) -> float:
         (partial(torch.optim.Adam, amsgrad=True), 12 * 272),
         (EightBit, 4 * 272),
         ("muon", 4 * 256 + 8 * 16),
-        (sgd_in_groups, 4 * 256),
-        (muon_and_adamw, 4 * 256 + 8 * 16),
-        (lambda module: torch.optim.AdamW([module.bias]), 8 * 16),
+        (lambda m: torch.optim.SGD([{"params": [m.weight], "momentum": 0.5}, {"params": [m.bias]}]), 4 * 256),
+        (lambda m: [torch.optim.Muon([m.weight]), torch.optim.AdamW([m.bias])], 4 * 256 + 8 * 16),
+        (lambda m: torch.optim.AdamW([m.bias]), 8 * 16),
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_is_a_name_a_class_a_partial_or_instances(optimizer: Any, kept: int) -> None:
     module = nn.Linear(16, 16)
     made = optimizer(module) if type(optimizer) is type(lambda: 0) else optimizer
-    assert resident(module, made) == 8 * 272 + kept
+    graph = capture(module, torch.zeros(2, 16), optimizer=made, notify=lambda _: None)
+    assert graph.resident_bytes.sum() == 8 * 272 + kept
 
 
 def test_frozen_parameters_have_no_update_and_groups_name_their_ops() -> None:

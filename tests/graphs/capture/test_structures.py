@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from agent import place
-from graphs.capture.capture import capture, capture_step
+from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError, find_loss
 from graphs.capture.structures import split_batch
 from tests.graphs.capture.capture_cases import Calls, heard
@@ -33,16 +33,9 @@ class Inputs:
     x: Tensor
 
 
-class OfDataclass(nn.Module):
-    """Takes and returns dataclasses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, inputs: Inputs) -> Outputs:
-        logits = self.layer(inputs.x)
-        return Outputs(logits, 3 * logits)
+def of_dataclasses(layer: nn.Module, inputs: Inputs) -> Outputs:
+    logits = layer(inputs.x)
+    return Outputs(logits, 3 * logits)
 
 
 def first_step(module: nn.Module, inputs: Any, **options: Any) -> float:
@@ -68,14 +61,14 @@ def test_the_loss_is_found_in_what_is_returned(make: Any, loss: Any) -> None:
 
 
 def test_a_mean_of_outputs_is_named_in_one_line() -> None:
-    _, (line,) = heard(OfDataclass(), Inputs(torch.randn(5, 4)))
+    _, (line,) = heard(Calls(of_dataclasses), Inputs(torch.randn(5, 4)))
     assert line.endswith("it returns no loss; the loss is the mean of output.logits, output.hidden")
     with pytest.raises(CaptureError, match=r"loss='nll' is no key or attribute.* with logits"):
         find_loss({"logits": torch.ones(2)}, "nll")
 
 
 def test_dataclasses_are_read() -> None:
-    module, x = OfDataclass(), torch.randn(5, 4)
+    module, x = Calls(of_dataclasses), torch.randn(5, 4)
     assert first_step(module, Inputs(x)) == pytest.approx(
         float(2 * module.layer(x).mean().detach()), abs=1e-6
     )
@@ -84,13 +77,6 @@ def test_dataclasses_are_read() -> None:
 def test_an_integer_loss_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"its result is torch.int64.*by which nothing is trained"):
         capture(Calls(lambda layer, x: (layer(x) > 0).sum()), torch.randn(5, 4))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_module_is_unwrapped() -> None:
-    plain, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(5, 4)
-    steps = [capture_step(module, x, notify=lambda line: None) for module in (plain, torch.compile(plain))]
-    assert steps[0].graph.op_names == steps[1].graph.op_names
 
 
 def two_losses() -> nn.Module:

@@ -15,6 +15,7 @@ import pytest
 from graphs.system import folders
 from graphs.system.folders import FolderError, created, locked, remove_drafts
 from graphs.system.json_files import Journal, JournalError, read_json, write_bytes_atomic, write_json_atomic
+from tests.fork_server import context
 
 
 def test_a_link_leads_to_what_is_written(tmp_path: Path) -> None:
@@ -166,36 +167,33 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
+def killed_while_it_makes(folder: Path, where: str) -> None:
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fill(draft: Path) -> None:
+        write_config(draft)
+        kill()
+
+    if where == "before it is locked":
+        folders._lock = kill  # type: ignore[assignment]
+    with created(folder, fill):
+        pass
+
+
 @pytest.mark.parametrize("where", ["before it is locked", "before it is renamed"])
 def test_a_process_killed_while_it_makes_a_folder_blocks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "first"), where], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = context.Process(target=killed_while_it_makes, args=(tmp_path / "first", where))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     (draft,) = tmp_path.iterdir()
     monkeypatch.setattr(folders, "STALE_S", 0.0)
     with created(tmp_path / "first", write_config):
         assert not draft.exists()
         assert (tmp_path / "first" / "config.json").exists()
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from graphs.system import folders
-
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def fill(folder):
-    (folder / "config.json").write_text("{}")
-    kill()
-
-if sys.argv[2] == "before it is locked":
-    folders._lock = kill
-with folders.created(Path(sys.argv[1]), fill):
-    pass
-"""
 
 
 def test_a_draft_folder_that_is_locked_or_young_stays(

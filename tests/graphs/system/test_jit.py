@@ -29,14 +29,8 @@ for request in sys.stdin:
         sys.path.insert(0, path)
         os.environ.update(environment)
         numba.config.reload_config()
-        status = 1
-        try:
-            exec(code, {})
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        sys.stdout.flush()
-        os._exit(status)
+        exec(code, {})
+        sys.exit()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     texts = []
     for end, other in pipes:
@@ -89,11 +83,6 @@ SOURCES = {
 CALL = "import arguments; from caller import caller; print(caller(arguments.Two(a=1, b=5)))"
 
 
-def write_sources(folder: Path) -> None:
-    for name, source in SOURCES.items():
-        (folder / name).write_text(source)
-
-
 @pytest.fixture(scope="module")
 def processes() -> Iterator[CompilingProcesses]:
     running = CompilingProcesses()
@@ -111,7 +100,8 @@ def run_caller(processes: CompilingProcesses, tmp_path: Path) -> Run:
     def run(call: str = CALL, **environment: str) -> tuple[str, str]:
         return processes.run(call, tmp_path, {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), **environment})
 
-    write_sources(tmp_path)
+    for name, source in SOURCES.items():
+        (tmp_path / name).write_text(source)
     return run
 
 

@@ -111,18 +111,12 @@ COLOURS: dict[str, Registry[int]] = {}
 """Registries that the packages of these tests fill, by group."""
 
 
-def install(folder: Path, package: str, group: str, value: str) -> None:
-    """Lays a distribution as pip does, with one entry point."""
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\nmine = {value}\n")
-
-
 def colours_of(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: str | None) -> Registry[int]:
-    """A registry with one entry and a group, to which a package with a module of this text adds."""
-    group = f"placewalk.{module}"
-    install(folder, f"{module}-package", group, module)
+    """A registry with one entry and a group, to which a package, laid as pip does, with this module adds."""
+    group, info = f"placewalk.{module}", folder / f"{module}-package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nmine = {module}\n")
     if text is not None:
         (folder / f"{module}.py").write_text(
             text.replace("COLOURS", f"__import__({__name__!r}, fromlist='x').COLOURS")
@@ -171,16 +165,6 @@ def test_each_documented_group_is_read() -> None:
     page = (ROOT / "docs/how-to/extend.md").read_text(encoding="utf-8")
     documented = re.findall(r"`(placewalk\.\w+)`", page)
     assert {registry._group for registry in (PLACERS, ORDERS, ENCODERS, FAMILIES)} == set(documented)
-
-
-def test_a_placer_of_a_package_is_evaluated_by_its_name(tmp_path: Path) -> None:
-    install(tmp_path / "site", "first-placer", "placewalk.placers", "first_placer")
-    (tmp_path / "site/first_placer.py").write_text(PLUGIN)
-    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
-    path = f"{ROOT}:{tmp_path / 'site'}"
-    done = run(tmp_path, str(ROOT / "evaluate.py"), *words, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    assert ",coin-toss," in (tmp_path / "out" / "results.csv").read_text()
 
 
 def test_experiments_take_a_plugin(tmp_path: Path) -> None:

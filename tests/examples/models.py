@@ -1,11 +1,47 @@
-"""A U-Net for images: two resolutions, skip connections, and attention in the middle."""
+"""A GPT-2 of Hugging Face's transformers, a language model of LSTM layers, and a U-Net for images."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-WIDTH, SIDE, BATCH = 16, 16, 2
+
+def make_gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Makes a small GPT-2 with a tied head and no dropout, and a batch that it returns the loss of."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=3, n_embd=48, n_head=4, vocab_size=120, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    config.use_cache = False
+    words = torch.randint(120, (2, 16))
+    return transformers.GPT2LMHeadModel(config), {"input_ids": words, "labels": words}
+
+
+WORDS, WIDTH, STEPS, BATCH = 60, 24, 5, 3
+
+
+class LanguageModel(nn.Module):
+    """Predicts every next word with two `nn.LSTM` layers; the loss is its cross-entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor, following: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(words))
+        return nn.functional.cross_entropy(self.head(states).flatten(0, 1), following.flatten())
+
+
+def make_lstm() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Makes the model and a batch, (time, batch)."""
+    torch.manual_seed(0)
+    words = torch.randint(WORDS, (STEPS + 1, BATCH))
+    return LanguageModel(), (words[:-1], words[1:])
 
 
 class Block(nn.Module):
@@ -43,7 +79,10 @@ class Attention(nn.Module):
 
 
 class UNet(nn.Module):
-    """Predicts the noise in an image; the loss is its mean squared error."""
+    """Predicts the noise in an image; the loss is its mean squared error.
+
+    It has two resolutions, skip connections, and attention in the middle.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,7 +105,7 @@ class UNet(nn.Module):
         return nn.functional.mse_loss(self.last(x), noise)
 
 
-def make() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def make_unet() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """Makes the network and a batch of images with noise."""
     torch.manual_seed(0)
-    return UNet(WIDTH), (torch.randn(BATCH, 3, SIDE, SIDE), torch.randn(BATCH, 3, SIDE, SIDE))
+    return UNet(16), (torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16))

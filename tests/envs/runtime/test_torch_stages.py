@@ -36,7 +36,7 @@ from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.structures import split_batch
 from tests.agent.contexts.worker_cases import free_port
-from tests.examples import gpt2
+from tests.examples import models
 from tests.faults.processes import PATIENCE_S
 from tests.fork_server import context
 from tests.graphs.capture.capture_cases import Calls
@@ -245,7 +245,7 @@ def train_in_ranks(folder: Path, port: int) -> None:
     cases = [
         Case(Tied(), (WORDS,), "interleaved-1f1b:2", ((2, 0), (1, 3))),
         Case(Tied(), (WORDS,), "1f1b", ((0, 1), (2, 3)), shares=(5, 3)),
-        Case(gpt2.make()[0].double(), {"input_ids": WORDS, "labels": WORDS}),
+        Case(models.make_gpt2()[0].double(), {"input_ids": WORDS, "labels": WORDS}),
         Case(Tied(), (WORDS,), "zero-bubble"),
     ]
     staged = [(each, each.stages) for each in cases]

@@ -19,7 +19,7 @@ from envs.problem import InfeasibleError, Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.system.csv_files import write_csv
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
-from tests.agent.placement_cases import GB, make_cluster, training_graph
+from tests.agent.placement_cases import GB, make_cluster
 
 
 def test_placers_that_draw_run_for_every_seed_and_learned_ones_in_every_order():
@@ -69,16 +69,6 @@ def test_answers_are_the_same_in_memory_and_in_files(tmp_path, monkeypatch):
         assert one.trial == other.trial
         assert one.step.total_s == other.step.total_s == one.trial.step_time_s
         np.testing.assert_array_equal(one.device_of, other.device_of)
-
-
-def test_given_placements_are_scored_under_their_name(tmp_path):
-    graph = training_graph(2, 2, name="a")
-    given = {("a", "two", "mine"): Placement(np.ones(graph.n_ops, dtype=np.int64))}
-    spec = small_spec(graphs=(graph,), placers=("single",), given=given)
-    trials = evaluate(spec, tmp_path, report=quiet).trials
-    assert [trial.placer for trial in trials] == ["mine", "single"]
-    assert trials[0].step_time_s == trials[0].single_s
-    assert trials[0].evaluations == 1
 
 
 @pytest.mark.parametrize(

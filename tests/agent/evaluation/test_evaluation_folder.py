@@ -41,15 +41,11 @@ def test_an_interrupt_while_a_trial_is_written_loses_it_neither_on_disk_nor_in_m
 
 def test_journal_drops_a_line_cut_short(tmp_path):
     path = tmp_path / "journal.jsonl"
-    journal = TrialJournal(path)
-    journal.add(make_trial())
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"graph": "g", "fam')
-    journal = TrialJournal(path)
-    journal.add(make_trial(seed=1))
+    TrialJournal(path).add(make_trial())
+    path.write_bytes(path.read_bytes() + b'{"graph": "g", "fam')
+    TrialJournal(path).add(make_trial(seed=1))
     assert len(path.read_text().splitlines()) == 2
-    journal = TrialJournal(path)
-    assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
+    assert list(TrialJournal(path).trials) == [make_trial().key, make_trial(seed=1).key]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeResult
 from envs.placement.generator import Rounds
-from envs.placement.reward import Measured, simulated
+from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
@@ -184,12 +184,12 @@ def test_the_return_is_what_a_timer_measures() -> None:
         return np.inf if device_of.sum() % 2 else 3.0 * simulate_problem(problem, device_of).total_s
 
     found = []
-    for reward in (Measured(timer), simulated):
+    for reward in (Measured(timer), simulate_problem):
         ppo = make(PlacementVecEnv(problems(), N_PLACES, reward=reward), n_steps=40)
         ppo.restart()
         found.append((roll_out(ppo, 40), ppo.rollout_buffer.rewards.sum()))
-    (timed, total), (plain, plain_total) = found
-    measured = [pair for pair in zip(timed, plain, strict=True) if pair[1].fits]
+    (timed, total), (simulated, plain_total) = found
+    measured = [pair for pair in zip(timed, simulated, strict=True) if pair[1].fits]
     failed = [result for result, _ in measured if result.infeasible]
     assert len(measured) > len(failed) > 2
     for result, plain in measured:

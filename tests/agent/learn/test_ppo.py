@@ -185,9 +185,9 @@ def test_the_return_is_what_a_timer_measures() -> None:
 
     found = []
     for reward in (Measured(timer), simulate_problem):
-        ppo = make(PlacementVecEnv(problems(), N_PLACES, reward=reward), n_steps=40)
+        ppo = make(PlacementVecEnv(problems(), N_PLACES, reward=reward), n_steps=90)
         ppo.restart()
-        found.append((roll_out(ppo, 40), ppo.rollout_buffer.rewards.sum()))
+        found.append((roll_out(ppo, 90), ppo.rollout_buffer.rewards.sum()))
     (timed, total), (simulated, plain_total) = found
     measured = [pair for pair in zip(timed, simulated, strict=True) if pair[1].fits]
     failed = [result for result, _ in measured if result.infeasible]

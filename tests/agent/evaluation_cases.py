@@ -47,6 +47,6 @@ def trial(graph, placer, step_time_s, **changes):
     return make_trial(**(known | {"graph": graph, "placer": placer, "step_time_s": step_time_s} | changes))
 
 
-def rows_of(folder):
-    with (folder / "results.csv").open() as file:
+def rows_of(folder, table="results.csv"):
+    with (folder / table).open() as file:
         return list(csv.DictReader(file))

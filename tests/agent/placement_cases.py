@@ -1,11 +1,18 @@
-"""Graphs and clusters that the tests of placers, bounds and evaluation share."""
+"""Graphs, clusters and what is placed, for the tests of placers, bounds and evaluation."""
 
 from __future__ import annotations
 
+import itertools
+from functools import cache
+from typing import Any
+
 import numpy as np
 
+from agent.placers.base import PLACERS, Budget, PlacementResult
 from envs.cluster.cluster import Cluster, Device
+from envs.objective import Objective
 from envs.problem import Problem
+from envs.simulator.simulate import simulate_many
 from graphs.op_graph import OpGraph, build_graph
 
 GB = 1e9
@@ -82,3 +89,36 @@ def random_problem(seed: int, n_ops: int = 40, n_devices: int = 3) -> Problem:
         op_gap_s=float(rng.choice([0.0, 5e-5])),
     )
     return Problem(build_graph(f"random{seed}", "random", ops, tensors), cluster)
+
+
+def optimum_s(problem: Problem) -> float:
+    """Step time of the best of all feasible placements, by trying them."""
+    units = np.array(list(itertools.product(range(problem.n_devices), repeat=len(problem.graph.units))))
+    total_s, peak_bytes = simulate_many(problem, np.ascontiguousarray(units[:, problem.graph.unit_of]))
+    fits = (peak_bytes <= problem.cluster.memory_bytes).all(axis=1)
+    return float(total_s[fits].min(initial=np.inf))
+
+
+@cache
+def shipped_policy() -> Any:
+    """Reads it where it is needed, as it loads torch."""
+    from agent.policy.serialization import read_policy
+
+    return read_policy("pretrained").actor
+
+
+def found_by(
+    name: str,
+    objective: Objective | Problem,
+    budget: Budget | int = 200,
+    *,
+    seed: int = 0,
+    policy: Any = None,
+    order: str = "topo",
+) -> PlacementResult:
+    """What a placer finds within a budget or a number of evaluations, with the shipped policy or another."""
+    placer = PLACERS[name]
+    if placer.is_learned:
+        placer = placer.with_policy(policy or shipped_policy(), order)
+    budget = Budget(budget) if isinstance(budget, int) else budget
+    return placer.place(objective, budget, np.random.default_rng(seed))

@@ -9,13 +9,13 @@ import pytest
 
 from agent.adaptation.adapt import UNLIKELY, Posterior, adapt, prior
 from agent.adaptation.corrections import Corrections, models_of
-from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.costs.op_classes import op_class
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.dataset import load_family
 from graphs.system.array_types import FloatArray, IntArray
+from tests.agent.placement_cases import found_by
 
 COUNT = 5
 
@@ -130,7 +130,7 @@ def test_the_rule_by_which_links_are_shared_is_found() -> None:
 
 
 def adapted(problem: Problem, truth: Problem, count: int = COUNT) -> tuple[IntArray, FloatArray, IntArray]:
-    start = PLACERS["heft"].place(problem, Budget(10), np.random.default_rng(0)).placement.device_of
+    start = found_by("heft", problem, 10).placement.device_of
     devices_of, seconds = adapt(
         models_of(problem), [start], lambda each: step_time_s(truth, each), count, np.random.default_rng(0)
     )
@@ -149,7 +149,7 @@ def test_adapting_finds_what_search_with_true_costs_finds() -> None:
     problem = Problem(load_family("gpt")[1], get_cluster("4xv100:2"))
     truth = slow_second(problem)
     _, seconds, _ = adapted(problem, truth)
-    best = PLACERS["refine"].place(truth, Budget(2000), np.random.default_rng(0)).step_time.total_s
+    best = found_by("refine", truth, 2000).step_time.total_s
     assert seconds[0] > 1.5 * best
     assert seconds.min() < 1.1 * best
 

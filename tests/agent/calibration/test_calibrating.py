@@ -15,7 +15,7 @@ from agent.calibration.__main__ import main
 from agent.calibration.fit import fit_class, fit_line, predictor
 from agent.calibration.quick import get_or_measure_cluster
 from agent.calibration.this_machine import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
-from agent.calibration.timed_ops import PASSES, MeasuredOp, MeasuredOpsError, TimedOp, ops_to_time, time_op
+from agent.calibration.timed_ops import PASSES, MeasuredOp, MeasuredOpsError, TimedOp, ops_to_time
 from envs.cluster.cluster import ClusterError
 from envs.cluster.files import own_cluster_file
 from envs.cluster.kinds import KINDS
@@ -153,14 +153,6 @@ def test_caches_are_fitted(tmp_path: Path) -> None:
     for op_class in PASSES:
         assert fits[op_class].median < 0.03
         assert fits[op_class].p90 < 0.1
-
-
-@pytest.mark.parametrize("op_class", ["gemm", TENSOR, "bmm", "conv", *PASSES])
-def test_ops_run_and_take_time(op_class: str) -> None:
-    op = next(op for op in ops_to_time(256, tensor_cores=True) if op.op_class == op_class)
-    seconds = time_op(op, "cpu", 2)
-    assert len(seconds) == 2
-    assert (np.array(seconds) > 0).all()
 
 
 def test_two_devices_are_measured_with_the_link_between_them(

@@ -1,6 +1,7 @@
 """Settings of an evaluation: their defaults, their checks, and what they are read as."""
 
 import pytest
+import torch
 
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
@@ -76,13 +77,12 @@ def test_a_graph_of_the_training_is_seen_in_any_precision_and_granularity():
     assert all(len(graph.units) < graph.n_ops / 3 for graph in spec.graphs)
 
 
-def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "one_layer.py").write_text(
-        "import torch\ndef make():\n    return torch.nn.Linear(8, 8), torch.zeros(4, 8)\n"
-    )
-    settings = {"model": "one_layer:make", "placers": ("single",)}
+def one_layer():
+    return torch.nn.Linear(8, 8), torch.zeros(4, 8)
+
+
+def test_a_model_is_captured_as_the_settings_say(tmp_path, capsys):
+    settings = {"model": f"{__name__}:one_layer", "placers": ("single",)}
     (sgd,) = make_spec(EvaluationConfig(**settings, optimizer="sgd", precision="tf32"))[0].graphs
     assert sgd.op_types[-1] == "optim.sgd"
     assert sgd.dtypes[sgd.op_types.index("aten.addmm")] == "tf32"
@@ -95,18 +95,18 @@ def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count(line) == 1
 
 
-def test_a_prompt_gives_the_step_of_a_token_with_its_cache(tmp_path, monkeypatch):
+def words():
+    import transformers
+
+    config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2)
+    return transformers.GPT2LMHeadModel(config), (torch.zeros(3, 5, dtype=torch.long),)
+
+
+def test_a_prompt_gives_the_step_of_a_token_with_its_cache():
     pytest.importorskip("transformers", reason="transformers is not installed")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "words.py").write_text(
-        "import torch, transformers as tf\ndef make():\n"
-        "    config = tf.GPT2Config(n_layer=2, n_embd=8, n_head=2)\n"
-        "    return tf.GPT2LMHeadModel(config), (torch.zeros(3, 5, dtype=torch.long),)\n"
-    )
-    settings = {"model": "words:make", "prompt": 7, "placers": ("single",), "granularity": "layer"}
+    settings = {"model": f"{__name__}:words", "prompt": 7, "placers": ("single",), "granularity": "layer"}
     (graph,) = make_spec(EvaluationConfig(**settings))[0].graphs
-    assert (graph.name, len(graph.units), set(graph.phases)) == ("make", 2, {"forward"})
+    assert (graph.name, len(graph.units), set(graph.phases)) == ("words", 2, {"forward"})
     cache = graph.resident_bytes[[name.startswith("past_") for name in graph.op_names]]
     assert cache.tolist() == [3 * 7 * 8 * 4] * 4
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import TrialJournal
 from agent.evaluation.run import evaluate, open_folder
@@ -40,20 +39,13 @@ def test_an_interrupt_while_a_trial_is_written_loses_it_neither_on_disk_nor_in_m
     assert list(journal.trials) == list(TrialJournal(tmp_path / "journal.jsonl").trials) == [make_trial().key]
 
 
-def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
+def test_journal_drops_a_line_cut_short(tmp_path):
     path = tmp_path / "journal.jsonl"
-    journal = TrialJournal(path)
-    journal.add(make_trial())
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"graph": "g", "fam')
-    journal = TrialJournal(path)
-    journal.add(make_trial(seed=1))
+    TrialJournal(path).add(make_trial())
+    path.write_bytes(path.read_bytes() + b'{"graph": "g", "fam')
+    TrialJournal(path).add(make_trial(seed=1))
     assert len(path.read_text().splitlines()) == 2
-    journal = TrialJournal(path)
-    assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
-    path.write_text('{"graph": "g"}\n')
-    with pytest.raises(JournalError, match=r"journal.jsonl:1: keys .* are missing; remove the line"):
-        TrialJournal(path)
+    assert list(TrialJournal(path).trials) == [make_trial().key, make_trial(seed=1).key]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +74,7 @@ def evaluated(tmp_path_factory):
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"graph": "z"}, "is no trial of this evaluation"),
         ({"seed": 7}, "is no trial of this evaluation"),
+        (b'{"graph": "g"}', "keys .* are missing"),
         (b"[]", "is an array; expected an object"),
         (b"{", "is no strict JSON"),
         (b"\xff", "is not UTF-8"),
@@ -206,9 +199,3 @@ def test_a_timeout_is_a_finite_number_above_0(tmp_path, timeout_s):
     with pytest.raises(EvaluationError, match="for a trial; give a finite number above 0"):
         evaluate(small_spec(), tmp_path / "out", trial_timeout_s=timeout_s, report=quiet)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_spread_over_seeds_leaves_out_graphs_with_a_failed_seed():
-    trials = [make_trial(graph="g", seed=0), make_trial(graph="g", seed=1), make_trial(graph="h", seed=1)]
-    slow = replace(trials[2], step_time_s=100.0)
-    assert summarise([*trials[:2], slow])[0].seed_spread == 0.0

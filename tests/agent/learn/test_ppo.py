@@ -30,11 +30,15 @@ from agent.policy.serialization import load_policy
 from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
+from envs.placement.episodes import EpisodeResult
 from envs.placement.generator import Rounds
+from envs.placement.reward import Measured
 from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
+from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError
 from tests.agent.placement_cases import random_problem
 from tests.envs.hand_made_problems import scarce_problem
@@ -148,6 +152,55 @@ class Watcher(BaseCallback):
         pairs = zip(self.locals["dones"], self.locals["infos"], strict=True)
         self.ended += [info["result"] for done, info in pairs if done]
         return len(self.steps) < self._stop_after
+
+
+def roll_out(ppo: PlacementPPO, n_steps: int) -> list[EpisodeResult]:
+    """Fills the buffer; returns the results of the episodes that ended."""
+    watcher = Watcher()
+    watcher.init_callback(ppo)
+    assert ppo.collect_rollouts(ppo.env, watcher, ppo.rollout_buffer, n_steps)
+    return watcher.ended
+
+
+def test_rollouts_do_not_depend_on_the_threads_or_on_what_was_before_a_restart() -> None:
+    rows = []
+    for threads in (1, 3):
+        ppo = make(PlacementVecEnv(problems(), N_PLACES, threads=threads), n_steps=40)
+        ppo.restart()
+        if threads == 1:
+            roll_out(ppo, 25)
+        ppo.restart()
+        roll_out(ppo, 40)
+        buffer = ppo.rollout_buffer
+        rows.append([*buffer.observations.values(), buffer.actions, buffer.rewards, buffer.episode_starts])
+    for one, other in zip(*rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_return_is_what_a_timer_measures() -> None:
+    """Of some placements it says that they cannot be run."""
+
+    def timer(problem: Problem, device_of: IntArray) -> float:
+        return np.inf if device_of.sum() % 2 else 3.0 * simulate_problem(problem, device_of).total_s
+
+    found = []
+    for reward in (Measured(timer), simulate_problem):
+        ppo = make(PlacementVecEnv(problems(), N_PLACES, reward=reward), n_steps=90)
+        ppo.restart()
+        found.append((roll_out(ppo, 90), ppo.rollout_buffer.rewards.sum()))
+    (timed, total), (simulated, plain_total) = found
+    measured = [pair for pair in zip(timed, simulated, strict=True) if pair[1].fits]
+    failed = [result for result, _ in measured if result.infeasible]
+    assert len(measured) > len(failed) > 2
+    for result, plain in measured:
+        assert result.fits != result.infeasible == (plain.device_of.sum() % 2)
+        if result.fits:
+            assert result.step_time_s == 3 * plain.step_time_s
+            assert result.episode_return == pytest.approx(-3 * plain.ratio_to_single)
+        else:
+            assert result.episode_return == pytest.approx(plain.episode_return - 2)
+    gained = sum(result.episode_return - plain.episode_return for result, plain in measured)
+    assert total - plain_total == pytest.approx(gained, rel=1e-5)
 
 
 def test_a_policy_is_saved_with_its_algorithm_alone(tmp_path: Path) -> None:

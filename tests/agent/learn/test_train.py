@@ -23,13 +23,6 @@ from agent.policy.serialization import load_policy, read_policy
 from envs.problem import Problem
 from tests.agent.learn.train_cases import SMALL, MemoryContext, chains, numbers
 
-
-def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
-    saved = context.checkpoints.latest()
-    assert saved is not None
-    return dict(saved.tensors)
-
-
 LEARNING = replace(SMALL, timesteps=12_000, learning_rate=5e-3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -63,8 +62,7 @@ def test_placements_keep_their_stages_and_are_scored_again(graph_file: Path, tmp
     assert set(placement["stage_of"].values()) == set(range(8))
     trace = json.loads((folder / "refine.trace.json").read_text())
     assert {"0F0", "7B3", "update"} <= {event["name"] for event in trace["traceEvents"]}
-    with (folder / "refine.stages.csv").open() as file:
-        assert [row["stage"] for row in csv.DictReader(file)] == [str(stage) for stage in range(8)]
+    assert [row["stage"] for row in rows_of(folder, "refine.stages.csv")] == [*"01234567"]
     own = folder / "mine.json"
     own.write_bytes((folder / "refine.json").read_bytes())
     again = evaluated(graph_file, tmp_path / "again", *words, "--placements", str(own))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from agent.evaluation.config import EvaluationConfig
 from agent.evaluation.inputs import make_spec
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
-from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
+from agent.placers.base import Budget, PlacerError, SearchState
 from agent.placers.exact.relaxation import HORIZON_STEPS
 from agent.placers.exact.solver import (
     MAX_OPS,
@@ -28,19 +27,9 @@ from agent.placers.exact.solver import (
 )
 from envs.objective import TOTAL_S
 from envs.problem import Problem
-from envs.simulator.simulate import simulate_many
 from graphs.dataset import load_family
 from graphs.op_graph import build_graph
-from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
-
-
-def optimum_s(problem: Problem) -> float:
-    """Step time of the best of all feasible placements, by trying them."""
-    n_units = len(problem.graph.units)
-    every = np.array(list(itertools.product(range(problem.n_devices), repeat=n_units)))
-    total_s, peak_bytes = simulate_many(problem, np.ascontiguousarray(every[:, problem.graph.unit_of]))
-    fits = (peak_bytes <= problem.cluster.memory_bytes).all(axis=1)
-    return float(total_s[fits].min(initial=np.inf))
+from tests.agent.placement_cases import GB, found_by, make_cluster, optimum_s, random_problem, training_graph
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -104,7 +93,7 @@ def test_steps_beyond_the_horizon_are_not_claimed_to_be_ruled_out() -> None:
 
 def test_nothing_is_proven_where_nothing_fits() -> None:
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=1.5 * GB))
-    found = PLACERS["exact"].place(problem, Budget(None, seconds=2.0), np.random.default_rng(0))
+    found = found_by("exact", problem, Budget(None, seconds=2.0))
     assert not found.feasible
     assert np.isfinite(found.lower_bound_s)
 
@@ -112,7 +101,7 @@ def test_nothing_is_proven_where_nothing_fits() -> None:
 def test_scarce_memory_is_respected() -> None:
     """Three layers of 1 GB on two devices of 2.2 GB: no device can have all."""
     problem = Problem(training_graph(1, 3), make_cluster(2, memory_bytes=2.2 * GB))
-    found = PLACERS["exact"].place(problem, Budget(None, seconds=20.0), np.random.default_rng(0))
+    found = found_by("exact", problem, Budget(None, seconds=20.0))
     assert found.feasible
     assert found.step_time.total_s == pytest.approx(optimum_s(problem))
 
@@ -121,18 +110,15 @@ def test_a_model_that_takes_too_long_to_make_leaves_its_time_to_the_search(monke
     monkeypatch.setattr("agent.placers.exact.solver.BUILD_SHARE", 0.0)
     problem = Problem(load_family("ptb")[5], make_cluster(2))
     assert n_placements(problem) > MAX_PLACEMENTS
-    budget = Budget(START_EVALUATIONS + 500, seconds=60.0)
-    found = PLACERS["exact"].place(problem, budget, np.random.default_rng(0))
+    found = found_by("exact", problem, Budget(START_EVALUATIONS + 500, seconds=60.0))
     assert found.evaluations == START_EVALUATIONS + 500
     assert found.lower_bound_s == 0.0
 
 
 def test_what_is_not_proven_is_searched_with_the_evaluations_that_are_left() -> None:
     problem = random_problem(100, n_ops=60, n_devices=3)
-    PLACERS["exact"].place(
-        problem, Budget(50_000, seconds=0.1), np.random.default_rng(0)
-    )  # loads the solvers
-    found = PLACERS["exact"].place(problem, Budget(50_000, seconds=2.0), np.random.default_rng(0))
+    found_by("exact", problem, Budget(50_000, seconds=0.1))  # loads the solvers
+    found = found_by("exact", problem, Budget(50_000, seconds=2.0))
     assert found.evaluations > START_EVALUATIONS
     assert 0.0 <= found.lower_bound_s < found.step_time.total_s
 
@@ -140,10 +126,8 @@ def test_what_is_not_proven_is_searched_with_the_evaluations_that_are_left() -> 
 def test_a_large_graph_is_refined_alone() -> None:
     ops = [{"name": f"op{at}", "flops": 1e9} for at in range(MAX_OPS + 1)]
     problem = Problem(build_graph("g", "", ops, []), make_cluster(2))
-    placed = [
-        PLACERS[name].place(problem, Budget(200), np.random.default_rng(0)) for name in ("exact", "refine")
-    ]
-    assert np.array_equal(*(each.placement.device_of for each in placed))
+    exact, refined = (found_by(name, problem).placement.device_of for name in ("exact", "refine"))
+    assert np.array_equal(exact, refined)
     with pytest.raises(PlacerError, match=f"has {MAX_OPS + 1} ops; at most {MAX_OPS} are modelled"):
         solve(SearchState(problem, Budget(200)))
 
@@ -152,7 +136,7 @@ def test_a_large_graph_is_refined_alone() -> None:
 def test_few_placements_are_all_tried(seed: int) -> None:
     problem = random_problem(300 + seed, n_ops=10, n_devices=2)
     count = n_placements(problem)
-    found = PLACERS["exact"].place(problem, Budget(count + START_EVALUATIONS), np.random.default_rng(0))
+    found = found_by("exact", problem, count + START_EVALUATIONS)
     assert found.lower_bound_s == found.step_time.total_s == pytest.approx(optimum_s(problem), rel=1e-12)
     assert found.evaluations > count
     search = SearchState(problem, Budget(count - 1))

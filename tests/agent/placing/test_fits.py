@@ -254,5 +254,3 @@ def test_what_does_not_fit_is_told_part_by_part() -> None:
         f"op '0.table' {keeps} 4 GB (4 weights that no op reads), but the largest device has 3 GB; use a "
         "larger device"
     )
-    whole = refusal(nn.Sequential(nn.Linear(9000, 9000), nn.Linear(9000, 9000)), torch.zeros(8, 9000), 5e8)
-    assert "smaller model" not in whole

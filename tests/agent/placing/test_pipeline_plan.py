@@ -1,4 +1,4 @@
-"""`place(..., pipeline=...)` finds what `evaluate.py --pipeline` finds; the inputs may be one batch."""
+"""Pipelines from Python: `place(..., pipeline=...)` finds what `evaluate.py --pipeline` finds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,39 @@ from agent import Pipeline, PipelinePlan, place
 from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
-from agent.pipeline.choice import to_try
+from agent.pipeline.choice import counts_to_try, to_try
 from agent.pipeline.view import pipeline_advice
 from agent.placers.base import PIPELINE_PLACERS, Budget
 from agent.placing.request import Request
+from envs.cluster.presets import get_cluster
 from envs.pipeline.objective import PipelineObjective
-from envs.pipeline.pipeline import PipelineError
+from envs.pipeline.pipeline import CHOSEN_FROM, PipelineError
+from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
+from graphs.dataset import load_family
 from graphs.system.errors import four_digits
 from tests.agent.evaluation_cases import rows_of
-from tests.agent.placing.pipeline_cases import CLUSTER, GRAPH, PIPELINE, make
+
+GRAPH = load_family("gpt")[0]
+PIPELINE = Pipeline("1f1b", 8)
+CLUSTER = get_cluster("4xv100:2")
+
+
+class Classifier(nn.Module):
+    """A perceptron that returns the loss of its labels, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def make() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Makes a model and a batch of 12, for `--model`."""
+    return Classifier(), {"features": torch.zeros(12, 8), "labels": torch.zeros(12, dtype=torch.long)}
 
 
 def make_wide() -> tuple[nn.Module, Tensor]:
@@ -136,7 +159,7 @@ def test_a_whole_batch_that_is_not_compared_is_said(
     assert "a step, cut, as the whole batch does not fit" in str(plan)
 
 
-def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_path: Path) -> None:
+def test_a_plan_of_a_pipeline_is_saved(plan: PipelinePlan, tmp_path: Path) -> None:
     plan.save_all(tmp_path / "mine")
     plan.trace(tmp_path / "trace.json")
     names = ["refine.explain.txt", "refine.json", "refine.stages.csv", "refine.trace.json"]
@@ -148,7 +171,7 @@ def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_
 
 
 def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -> None:
-    words = f"--model {make.__module__}:make --split 6 --cluster 4xv100 --pipeline gpipe --placers refine"
+    words = f"--model {__name__}:make --split 6 --cluster 4xv100 --pipeline gpipe --placers refine"
     assert main([*words.split(), "--seeds", "1", "--budget", "40", "--out", str(tmp_path)]) == 0
     (row,) = rows_of(tmp_path)
     found = place(*make(), name="make", cluster="4xv100", pipeline="gpipe", split=6, budget=40)
@@ -172,23 +195,24 @@ def test_compile_runs_no_pipeline(plan: PipelinePlan) -> None:
 def test_a_placement_that_the_pipeline_cannot_run_is_one_line_when_it_is_read(
     plan: PipelinePlan, key: str, value: object, message: str, tmp_path: Path
 ) -> None:
-    plan.save(tmp_path / "mine.json")
-    saved = json.loads((tmp_path / "mine.json").read_text())
-    (tmp_path / "mine.json").write_text(json.dumps(saved | {key: value}))
+    file = tmp_path / "mine.json"
+    plan.save(file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(ValueError, match=message) as raised:
-        read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
-    assert str(raised.value).startswith(f"{tmp_path / 'mine.json'}: ")
+        read_given([str(file)], [GRAPH], [CLUSTER], PIPELINE)
+    assert str(raised.value).startswith(f"{file}: ")
 
 
 def test_stages_of_sources_and_updates_are_said_to_be_ignored(
     plan: PipelinePlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.save(tmp_path / "mine.json")
-    saved = json.loads((tmp_path / "mine.json").read_text())
+    file = tmp_path / "mine.json"
+    plan.save(file)
+    saved = json.loads(file.read_text())
     source = GRAPH.op_names[int(GRAPH.is_source.argmax())]
     saved["stage_of"][source] = 1
-    (tmp_path / "mine.json").write_text(json.dumps(saved))
-    read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    file.write_text(json.dumps(saved))
+    read_given([str(file)], [GRAPH], [CLUSTER], PIPELINE)
     assert f"stages of 1 parameters, inputs and updates, such as '{source}', are" in capsys.readouterr().err
 
 
@@ -260,7 +284,7 @@ def test_auto_tries_the_divisors_and_the_verdict_compares_them(
     assert "\none pipeline: " in str(found)
     assert all(line.endswith(" GiB") for line in str(found).splitlines()[2:7])
     assert "schedule 1f1b; replicas not compared (replicas='auto')" in str(alone)
-    words = f"--model {make.__module__}:make --split 4 --cluster 4xv100 --pipeline 1f1b --replicas auto"
+    words = f"--model {__name__}:make --split 4 --cluster 4xv100 --pipeline 1f1b --replicas auto"
     assert main([*words.split(), "--placers", "equal-time", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().err
     assert "2 replicas of 1f1b with 4 microbatches: " in told
@@ -279,3 +303,88 @@ def test_replicas_are_asked_for_with_a_pipeline() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             _ = request.wanted
+
+
+def make_four() -> tuple[nn.Module, dict[str, Tensor]]:
+    module, batch = make()
+    return module, {name: tensor[:4] for name, tensor in batch.items()}
+
+
+def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp_path: Path) -> None:
+    each = {
+        (schedule, count): place(*make_four(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
+        for count in counts_to_try(4, 2)
+        for schedule in CHOSEN_FROM
+    }
+    best = min(each, key=lambda key: each[key].step_time.total_s)
+    found = place(*make_four(), cluster=CLUSTER, pipeline="auto", split="auto", budget=5 * len(each))
+    assert (found.pipeline.schedule, found.pipeline.microbatches) == best
+    assert found.step_time.total_s == each[best].step_time.total_s
+    assert found.evaluations == sum(plan.evaluations for plan in each.values())
+    assert f"chosen from: {best[0]} with {best[1]} microbatches: " in found.explain()
+    words = f"--model {__name__}:make_four --cluster 4xv100:2 --pipeline auto --split auto"
+    words += f" --placers equal-time --budget {5 * len(each)}"
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    (row,) = rows_of(tmp_path)
+    assert (row["pipeline"], int(row["microbatches"])) == best
+
+
+def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
+    wanted = Pipeline("auto", 8, may_recompute=False)
+    free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
+    small = Problem(GRAPH, CLUSTER).with_memory(np.full(2, 0.95 * free.step_time.peak_bytes.max()))
+    found = place(GRAPH, cluster=small.cluster, pipeline=wanted, placer="equal-time")
+    assert found.step_time.fits
+    assert found.step_time.total_s > free.step_time.total_s
+    assert f"{free.tried[0]}, out of memory" in found.tried
+
+
+def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
+    batches = {12: [2, 3, 4, 6, 12], 64: [2, 4, 8, 16, 32], 7: [1, 7], 3000: [5, 6, 8, 10, 12]}
+    for batch, counts in batches.items():
+        assert counts_to_try(batch, 2) == counts
+
+
+def test_a_schedule_that_was_not_chosen_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^schedule 'auto' is chosen by place and evaluate\.py alone; use"):
+        PipelinedProblem(Problem(GRAPH, CLUSTER), Pipeline("auto"))
+
+
+@pytest.mark.parametrize("count", ["0", "1" * 5000])
+def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
+    with pytest.raises(ValueError, match="is no number of stages; use ") as raised:
+        Pipeline(f"interleaved-1f1b:{count}")
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pipeline": "2f2b"},
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or auto",
+        ),
+        (
+            {"pipeline": "1f1b", "placer": "heft"},
+            "placer 'heft' places one batch at a time, no pipelines; use single, annealing, ",
+        ),
+        ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
+        ({"pipeline": "1f1b", "cluster": "placeto-k80:2"}, "has schedule 'fifo'; a pipeline needs 'program'"),
+        (
+            {"pipeline": "interleaved-1f1b:99"},
+            "needs 99 stages on a device, but graph 'Classifier' can be cut",
+        ),
+        ({"pipeline": "1f1b", "split": 5}, "a batch of 12 in dimension 0 cannot be split into 5 equal micro"),
+        ({"pipeline": "1f1b", "split": 2, "batch_dim": 3}, "no input has a dimension 3"),
+        ({"pipeline": PIPELINE, "split": 2}, "split is 2, but the pipeline has 8 microbatches; give one"),
+        ({"pipeline": PIPELINE, "split": "auto"}, "split is auto, but the pipeline has 8 microbatches; give"),
+        ({"pipeline": "1f1b", "split": "many"}, "split is 'many'; give a number of microbatches, or auto"),
+        ({"pipeline": "auto", "split": "auto", "batch_dim": 2}, "no input has a dimension 2 that could be"),
+        ({"pipeline": "1f1b", "split": 2, "split_inputs": ["x"]}, "no input is 'x'; the inputs are features"),
+        ({"split": 2}, "split makes the microbatches of a pipeline; give a pipeline's schedule too"),
+    ],
+)
+def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        place(*make(), **{"cluster": CLUSTER} | settings)
+    assert "\n" not in str(raised.value)

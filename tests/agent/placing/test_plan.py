@@ -28,7 +28,6 @@ from graphs.io.graph_files import write_graphs
 from tests.agent.evaluation_cases import rows_of
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
-ROOT = Path(__file__).parents[3]
 GRAPH = training_graph(3, 2)
 
 
@@ -229,30 +228,22 @@ def test_agent_has_a_front_door():
         agent.plce  # noqa: B018
 
 
-MODEL = """
-import torch
-from torch import nn
-
-def perceptron():
+def perceptron() -> tuple[nn.Module, torch.Tensor]:
     with torch.device("meta"):
-        return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), (torch.randn(32, 64),)
-"""
+        return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(32, 64)
 
 
 def test_a_saved_plan_is_scored_under_the_name_of_the_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "my_saved_model.py").write_text(MODEL)
-    with torch.device("meta"):
-        module = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-    plan = place(module, (torch.randn(32, 64, device="meta"),), cluster="2xk80", placer="contiguous")
+    plan = place(*perceptron(), cluster="2xk80", placer="contiguous")
     plan.save("placement.json")
-    words = ["--model", "my_saved_model:perceptron", "--cluster", "2xk80", "--placements", "placement.json"]
+    words = ["--model", f"{__name__}:perceptron", "--cluster", "2xk80", "--placements", "placement.json"]
     assert main([*words, "--out", "out"]) == 0
     assert "placement.json: is for graph 'Sequential', here 'perceptron'" in capsys.readouterr().err
     (row,) = rows_of(tmp_path / "out")
+    assert (row["placer"], row["evaluations"]) == ("placement", "1")
     assert float(row["step_time_s"]) == plan.step_time.total_s
     other = place(nn.Linear(64, 64), torch.randn(32, 64), cluster="2xk80", placer="single")
     other.save("placement.json")

@@ -7,36 +7,34 @@ import pytest
 from numpy.typing import NDArray
 
 from agent.instances.instance import load_instance
-from agent.placers.base import PLACERS, Budget, SearchState
+from agent.placers.base import Budget, SearchState
 from agent.placers.heuristics.single import single
 from agent.placers.search.rollout import RolloutRule
 from agent.placers.search.walks import Group, GroupWalk, WalkTooLongError
 from agent.policy import auto, placers
-from agent.policy.serialization import read_policy
 from envs.cluster.presets import get_cluster
 from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.system.array_types import IntArray
+from tests.agent.placement_cases import found_by
 
-POLICY = read_policy("pretrained").actor
 PROBLEM = Problem(load_family("cifar10")[0], get_cluster("4xv100"))
 AMPLE = Problem(PROBLEM.graph, get_cluster("4xa100-pcie"))
 """One device has memory for all of it."""
 
 
-def step_s(name: str, budget: Budget, problem: Problem = PROBLEM) -> float:
-    chosen = PLACERS[name].with_policy(POLICY, "topo") if PLACERS[name].is_learned else PLACERS[name]
-    return chosen.place(problem, budget, np.random.default_rng(0)).step_time.total_s
+def step_s(name: str, budget: Budget | int) -> float:
+    return found_by(name, PROBLEM, budget).step_time.total_s
 
 
 @pytest.mark.parametrize("start", ["single", "heft", "m-etf", "rollout", "policy"])
 def test_it_is_no_worse_than_any_of_its_starts(start: str) -> None:
-    assert step_s("auto", Budget(60)) <= step_s(start, Budget(60))
+    assert step_s("auto", 60) <= step_s(start, 60)
 
 
 def test_more_evaluations_find_more() -> None:
-    assert step_s("auto", Budget(5_000)) < step_s("auto", Budget(100))
+    assert step_s("auto", 5_000) < step_s("auto", 100)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ def test_a_start_that_would_take_too_long_is_not_begun(
     monkeypatch.setattr(auto, "anneal_from_leaders", lambda *_: None)
     monkeypatch.setattr(auto, "policy_greedy", lambda *_, **__: started.add("policy"))
     monkeypatch.setattr(auto, "draw_rollouts", lambda *_, **__: started.add("rollout"))
-    PLACERS["auto"].with_policy(POLICY, "topo").place(PROBLEM, Budget(None, 60.0), np.random.default_rng(0))
+    found_by("auto", PROBLEM, Budget(None, 60.0))
     assert started == begun
 
 
@@ -81,7 +79,7 @@ def test_walks_come_first_on_large_graphs_and_rollouts_are_drawn_where_seconds_d
         auto, "draw_rollouts", lambda *_, n_drawn: begun.append("drawn" if n_drawn else "rollout")
     )
     monkeypatch.setattr(auto, "anneal_from_leaders", lambda *_: None)
-    PLACERS["auto"].with_policy(POLICY, "topo").place(AMPLE, Budget(100, seconds), np.random.default_rng(0))
+    found_by("auto", AMPLE, Budget(100, seconds))
     assert begun == starts
 
 
@@ -121,6 +119,4 @@ def test_a_walk_is_given_up_soon_after_its_decisions_slow_down() -> None:
 
 
 def test_rollouts_are_not_drawn_where_evaluations_are_spent() -> None:
-    instance = load_instance("adversarial:out-tree-188-6")
-    learned = PLACERS["auto"].with_policy(POLICY, "topo")
-    assert learned.place(instance.objective, Budget(60), np.random.default_rng(0)).feasible
+    assert found_by("auto", load_instance("adversarial:out-tree-188-6").objective, 60).feasible

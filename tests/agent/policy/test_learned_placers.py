@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from dataclasses import replace
 from functools import cache
@@ -20,8 +19,8 @@ from agent.policy import placers
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import SAMPLES, no_worse_than_single
-from agent.policy.policy import Policy
-from agent.policy.serialization import PolicyCard, describe_seen, load_policy, save_policy
+from agent.policy.policy import CONSTRUCT, Policy
+from agent.policy.serialization import PolicyCard, describe_seen, save_policy
 from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
 from envs.placements.placement import check_placement
@@ -31,11 +30,13 @@ from graphs.capture.capture import capture
 from graphs.dataset import load_family
 from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS
-from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
+from tests.agent.evaluation_cases import rows_of
+from tests.agent.placement_cases import GB, found_by, make_cluster, random_problem, training_graph
 from tests.examples.recommender import make as make_recommender
 
 LEARNED = names_of("step", learned=True)
 PROBLEM = Problem(training_graph(2, 2), make_cluster(3))
+SCARCE = Problem(PROBLEM.graph, make_cluster(2, memory_bytes=3 * GB))
 
 
 def untrained():
@@ -44,15 +45,15 @@ def untrained():
     return PlacementNetwork(shape), shape
 
 
-def place(name, order="topo", evaluations=10, seed=0, problem=PROBLEM):
-    placer = PLACERS[name].with_policy(Policy(untrained()[0]), order)
-    return placer.place(problem, Budget(evaluations), np.random.default_rng(seed))
+def place(name, problem=PROBLEM, budget=10, mdp=CONSTRUCT, order="topo"):
+    """What a placer finds with a policy that learned nothing."""
+    return found_by(name, problem, budget, policy=Policy(untrained()[0], mdp), order=order)
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @pytest.mark.parametrize("name", sorted(LEARNED))
 def test_placement_is_valid_in_every_order(name, order):
-    check_placement(PROBLEM.graph, PROBLEM.cluster, place(name, order).placement)
+    check_placement(PROBLEM.graph, PROBLEM.cluster, place(name, order=order).placement)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +70,18 @@ def test_placement_is_valid_in_every_order(name, order):
     ],
 )
 def test_budget_is_kept(name, evaluations, used):
-    assert place(name, evaluations=evaluations).evaluations == used
+    assert place(name, budget=evaluations).evaluations == used
 
 
 @pytest.mark.parametrize("name", ["policy", "policy-sample", "policy-beam"])
 @pytest.mark.parametrize("start", ["best", "heft", "single"])
 @pytest.mark.parametrize("evaluations", [1, 300, 5_000])
 def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
-    policy = Policy(untrained()[0], MdpConfig("improve", 2, start))
-    rng = np.random.default_rng(0)
-    found = PLACERS[name].with_policy(policy, "topo").place(PROBLEM, Budget(evaluations), rng)
+    found = place(name, budget=evaluations, mdp=MdpConfig("improve", 2, start))
     begun = [name for name in PLACERS if start in (name, "best") and PLACERS[name].is_start]
     assert begun
     for heuristic in begun:
-        step_time = PLACERS[heuristic].place(PROBLEM, Budget(10), rng).step_time
-        assert found.step_time.total_s <= step_time.total_s
+        assert found.step_time.total_s <= found_by(heuristic, PROBLEM, 10).step_time.total_s
     a_pass = len(PROBLEM.graph.units) * (PROBLEM.n_devices - 1)
     n_singles = min(PROBLEM.n_devices, evaluations - 1)
     passes = min(2, (evaluations - n_singles - 1) // a_pass)
@@ -96,15 +94,12 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
 
 @pytest.mark.parametrize("evaluations", [1, 20, 1_000])
 def test_refining_an_improvement_keeps_to_its_budget(evaluations):
-    policy = Policy(untrained()[0], MdpConfig("improve", 2, "best"))
-    refine = PLACERS["policy-refine"].with_policy(policy, "topo")
-    found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
+    found = place("policy-refine", budget=evaluations, mdp=MdpConfig("improve", 2, "best"))
     assert found.evaluations == evaluations
 
 
 def test_a_placement_that_overflows_is_repeated_with_less_memory(monkeypatch):
-    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
-    spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    problem, spread = SCARCE, found_by("memory-fill", SCARCE, 1).placement.device_of
     one_device = np.zeros_like(spread)
     over_bytes = simulate_problem(problem, one_device).peak_bytes[0] - 3 * GB
     left_bytes = 3 * GB - over_bytes - MARGIN * 3 * GB
@@ -115,32 +110,31 @@ def test_a_placement_that_overflows_is_repeated_with_less_memory(monkeypatch):
         return (one_device if len(given_bytes) == 1 else spread)[None]
 
     monkeypatch.setattr(placers, "decode", decode)
-    found = place("policy", problem=problem)
+    found = place("policy", problem)
     assert found.feasible
     assert given_bytes[0] == [3 * GB, 3 * GB]
     assert given_bytes[1] == pytest.approx([left_bytes, 3 * GB])
     assert len(given_bytes) == 2
     assert found.evaluations == 2 + problem.n_devices
     given_bytes.clear()
-    assert not place("policy", problem=problem, evaluations=1).feasible
+    assert not place("policy", problem, 1).feasible
 
 
 def test_where_less_memory_does_not_help_placements_are_drawn(monkeypatch):
-    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
-    spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    problem, spread = SCARCE, found_by("memory-fill", SCARCE, 1).placement.device_of
     one_device = np.zeros_like(spread)
 
     def decode(policy, problem, order, samples, *_, **__):
         return np.stack([one_device, *[spread] * samples.drawn])
 
     monkeypatch.setattr(placers, "decode", decode)
-    found = place("policy", problem=problem, evaluations=100)
+    found = place("policy", problem, 100)
     assert found.feasible
     assert found.evaluations == MAX_TRIES + 1 + SAMPLES + problem.n_devices
     enough = MAX_TRIES + 2 + problem.n_devices
-    few = place("policy", problem=problem, evaluations=enough)
+    few = place("policy", problem, enough)
     assert (few.feasible, few.evaluations) == (True, enough)
-    assert not place("policy", problem=problem, evaluations=enough - 2).feasible
+    assert not place("policy", problem, enough - 2).feasible
 
 
 @pytest.fixture
@@ -158,8 +152,7 @@ def folder(tmp_path):
 def rows_after(folder, *words):
     words = ("--graphs", str(folder / "graphs.jsonl"), "--policy", str(folder / "policy"), *words)
     assert evaluate.main((*words, "--placers", "single", "policy", "--out", str(folder / "out"))) == 0
-    with (folder / "out" / "summary.csv").open() as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / "out", "summary.csv")
 
 
 def test_graphs_seen_in_training_are_left_out(folder, capsys):
@@ -199,21 +192,18 @@ def test_the_shipped_policy_is_feasible_where_memory_is_scarce(name):
     graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
     problem = Problem(graph, get_cluster("4xv100"))
     assert problem.footprint_bytes.sum() > problem.cluster.memory_bytes.max()
-    placer = PLACERS[name].with_policy(load_policy("pretrained"), "topo")
-    assert placer.place(problem, Budget(100), np.random.default_rng(0)).feasible
+    assert found_by(name, problem, 100).feasible
 
 
-def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
-    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
+def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits(monkeypatch):
     given_bytes = []
 
     def decode(policy, problem, *_, **__):
         given_bytes.append(problem.cluster.memory_bytes.tolist())
         return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placers, "decode", decode)
-        assert place("policy-refine", evaluations=100, problem=problem).feasible
+    monkeypatch.setattr(placers, "decode", decode)
+    assert place("policy-refine", SCARCE, 100).feasible
     assert len(given_bytes) > 2
 
 
@@ -229,14 +219,13 @@ def test_refining_draws_only_where_the_budget_is_long_for_an_episode(monkeypatch
         return np.zeros((1 + decoded.drawn, problem.graph.n_ops), dtype=np.int64)
 
     monkeypatch.setattr(placers, "decode", decode)
-    policy = Policy(untrained()[0])
-    PLACERS["policy-refine"].with_policy(policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    place("policy-refine", budget=budget)
     assert samples == drawn
 
 
 def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
     """Its placement was paid for; it stands beside what was found before."""
-    walked = PLACERS["annealing"].place(PROBLEM, Budget(20_000), np.random.default_rng(0))
+    walked = found_by("annealing", PROBLEM, 20_000)
 
     def decode(*_, **__):
         time.sleep(0.3)
@@ -246,9 +235,8 @@ def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
         search.score(np.zeros((1, PROBLEM.graph.n_ops), dtype=np.int64))
 
     monkeypatch.setattr(placers, "decode", decode)
-    monkeypatch.setattr("agent.policy.placers.score_starts", score_one_device)
-    placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")
-    found = placer.place(PROBLEM, Budget(None, seconds=0.2), np.random.default_rng(0))
+    monkeypatch.setattr(placers, "score_starts", score_one_device)
+    found = place("policy-refine", budget=Budget(None, seconds=0.2))
     assert found.step_time.total_s <= walked.step_time.total_s
 
 
@@ -260,21 +248,15 @@ def test_a_walk_that_would_outlast_its_seconds_is_given_up(monkeypatch):
         raise WalkTooLongError(1.0)
 
     monkeypatch.setattr(placers, "decode", decode)
-    placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")
-    found = placer.place(PROBLEM, Budget(None, seconds=0.2), np.random.default_rng(0))
-    assert found.evaluations > 1
+    assert place("policy-refine", budget=Budget(None, seconds=0.2)).evaluations > 1
     assert limits_s
     assert all(0 < limit_s < 0.2 for limit_s in limits_s)
 
 
 @pytest.mark.parametrize("name", ["policy-sample", "policy-beam", "rollout-beam"])
 def test_nothing_is_drawn_after_a_first_placement_that_took_all_the_time(name):
-    placer = PLACERS[name]
-    if placer.is_learned:
-        placer = placer.with_policy(Policy(untrained()[0]), "topo")
     problem = random_problem(0, n_ops=600)
-    found = placer.place(problem, Budget(None, seconds=1e-4), np.random.default_rng(0))
-    assert found.evaluations <= 1 + problem.n_devices
+    assert place(name, problem, Budget(None, seconds=1e-4)).evaluations <= 1 + problem.n_devices
 
 
 UNEQUAL = Problem(training_graph(2, 2), make_cluster(4, slower=3.0))
@@ -286,10 +268,9 @@ def recommender() -> Problem:
     return Problem(capture(*make_recommender()), get_cluster("gpu+cpu"))
 
 
-@pytest.mark.parametrize("name", names_of("step", learned=True))
+@pytest.mark.parametrize("name", sorted(LEARNED))
 def test_a_recommender_on_gpu_and_cpu_is_no_slower_than_one_gpu(name: str) -> None:
-    placer = PLACERS[name].with_policy(load_policy("pretrained"), "topo")
-    found = placer.place(recommender(), Budget(40), np.random.default_rng(0))
+    found = found_by(name, recommender(), 40)
     assert found.feasible
     assert found.step_time.total_s <= recommender().scale_s * (1 + 1e-9)
 
@@ -300,7 +281,9 @@ def slowest_first(search: SearchState, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize(("evaluations", "best"), [(1, 3), (2, 0), (5, 0), (6, 0), (100, 0), (None, 0)])
-def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int | None, best: int) -> None:
+def test_devices_are_scored_within_the_budget_the_fastest_first(
+    evaluations: int | None, best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scored: list[int] = []
     score = SearchState.score
 
@@ -310,10 +293,9 @@ def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int
         return found
 
     budget = Budget(evaluations, None if evaluations else 60.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SearchState, "score", note)
-        placer = Placer("slowest-first", no_worse_than_single(slowest_first))
-        found = placer.place(UNEQUAL, budget, np.random.default_rng(0))
+    monkeypatch.setattr(SearchState, "score", note)
+    placer = Placer("slowest-first", no_worse_than_single(slowest_first))
+    found = placer.place(UNEQUAL, budget, np.random.default_rng(0))
     n_singles = min(4, evaluations - 1) if evaluations else 4
     n_own = min(4, evaluations - n_singles) if evaluations else 4
     assert scored == [3, 2, 1, 0][:n_own] + [0, 1, 2, 3][:n_singles]
@@ -329,7 +311,7 @@ def test_a_limit_of_seconds_does_not_keep_the_devices_from_being_scored() -> Non
 
 def test_a_feasible_placement_beats_a_faster_device_that_is_out_of_memory() -> None:
     tight = replace(UNEQUAL, cluster=make_cluster(4, memory_bytes=3 * GB, slower=3.0))
-    spread = PLACERS["memory-fill"].place(tight, Budget(1), np.random.default_rng(0)).placement.device_of
+    spread = found_by("memory-fill", tight, 1).placement.device_of
 
     def score_spread(search: SearchState, rng: np.random.Generator) -> None:
         search.score(spread[None])

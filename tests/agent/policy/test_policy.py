@@ -14,7 +14,6 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import current_shape
 from agent.policy.threads import in_threads, scores_in_threads
-from envs.placement.episodes import EpisodeBatch
 from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from tests.agent.placement_cases import random_problem
 
@@ -212,15 +211,9 @@ def test_every_parameter_gets_a_gradient(encoder: str) -> None:
 
 @pytest.mark.parametrize("n_devices", [1, 2, 8])
 def test_one_network_acts_on_any_number_of_devices(n_devices: int) -> None:
-    policy = make_policy(n_problems=1)
-    problem = random_problem(5, n_devices=n_devices)
-    policy.set_problems([problem])
-    batch = EpisodeBatch([problem], 2)
-    for episode in range(2):
-        batch.begin(episode, 0, 0, np.random.default_rng(0))
-    seen = {name: torch.from_numpy(rows) for name, rows in batch.observation._asdict().items()}
-    logits, values = policy.scores(seen)
-    assert logits.shape == (2, n_devices)
+    policy = make_policy(n_devices=n_devices)
+    logits, values = policy.scores(observations(policy, n_devices=n_devices))
+    assert logits.shape == (32, n_devices)
     assert torch.isfinite(values).all()
 
 

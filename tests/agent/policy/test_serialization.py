@@ -122,12 +122,8 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
     [
         (change("format", "placewalk.opgraph/1"), "format"),
         (change("extra", 1), "unknown key"),
-        (change("format", "placewalk.policy/99"), "train the policy again"),
         (change("device_features", {}), "array"),
-        (
-            change("config", {"mdp": "wander"}),
-            "policy.json: config: mdp is 'wander'; use construct or improve",
-        ),
+        (change("config", {"mdp": "wander"}), "config: mdp is 'wander'; use construct or improve"),
         (change("config", {"passes": 101}), "config: passes is 101; use at most 100"),
         (change("config", {"start": "annealing"}), "config: start is 'annealing'; use best, "),
         *((change("config", {"order": order}), "config: order: is") for order in ("topo", None, [1])),
@@ -139,7 +135,6 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         (change("shape.rounds", 2), "tensor"),
         (change("shape.hidden", 16), "tensor"),
         (change("shape.feature_set", "state"), "features"),
-        (change("node_features", ["cost"]), "features"),
         (change("shape.layers", 3), "unknown key"),
         (lambda record: [record], "object"),
     ],

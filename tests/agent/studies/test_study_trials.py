@@ -40,13 +40,10 @@ def test_a_grid_has_every_combination_on_every_seed() -> None:
     assert {trial.mode for trial in trials} == {"grid"}
     points = {(hidden, order) for hidden in (4, 8) for order in (("topo",), ("topo", "bfs"))}
     for seed in range(2):
-        assert {
-            (each.hidden, each.order) for each in (trial.config for trial in trials) if each.seed == seed
-        } == points
-    assert (trials[1].component, trials[1].params) == (
-        "hidden=4 order=topo+bfs",
-        {"hidden": 4, "order": "topo+bfs", "seed": 0},
-    )
+        configs = [trial.config for trial in trials if trial.config.seed == seed]
+        assert {(config.hidden, config.order) for config in configs} == points
+    assert trials[1].component == "hidden=4 order=topo+bfs"
+    assert trials[1].params == {"hidden": 4, "order": "topo+bfs", "seed": 0}
     assert len({trial.name for trial in trials}) == len(trials) == 8
     assert len({trial.in_tensorboard for trial in trials}) == 8
     assert trials[1].in_tensorboard == "hidden=4,order=topo+bfs,seed=0"

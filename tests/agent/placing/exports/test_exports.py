@@ -7,7 +7,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -62,13 +61,11 @@ class Model(nn.Module):
         return self.output(self.norm(x))
 
 
-def make() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    return Model(), (torch.zeros(4, 8, dtype=torch.int64),)
+IDS = torch.zeros(4, 8, dtype=torch.int64)
 
 
-def graph_of(module: nn.Module, granularity: str = "layer", **settings: Any) -> OpGraph:
-    ids = torch.zeros(4, 8, dtype=torch.int64)
-    return with_granularity(capture(module, (ids,), optimizer="sgd", **settings), granularity)
+def graph_of(module: nn.Module, granularity: str = "layer") -> OpGraph:
+    return with_granularity(capture(module, IDS, optimizer="sgd"), granularity)
 
 
 @pytest.fixture(scope="module")
@@ -305,8 +302,7 @@ def test_two_lists_of_layers_fit_no_target_of_one() -> None:
 
 
 def test_a_plan_exports_itself() -> None:
-    with torch.device("meta"):
-        single = place(*make(), cluster="4xv100", placer="single")
+    single = place(Model(), IDS, cluster="4xv100", placer="single")
     assert json.loads(single.export("accelerate")) == {"": single.placement.device_of[0]}
 
 

@@ -161,15 +161,9 @@ def test_several_graphs_are_changed_by_their_numbers_of_replicas():
     assert data_parallel_changes(graphs, [4, 2]) == said
 
 
-def test_a_device_without_the_memory_is_no_single_device():
+def test_the_fastest_single_device_has_the_memory_or_is_marked():
     assert fastest_single(chain_problem(memory_bytes=5.0)) == (0, 3.0, True)
-
-
-def test_where_no_device_has_the_memory_the_fastest_is_marked():
-    problem = chain_problem()
-    devices = tuple(replace(device, memory_bytes=5.0) for device in problem.cluster.devices)
-    tight = Problem(problem.graph, replace(problem.cluster, devices=devices))
-    assert fastest_single(tight) == (1, 1.5, False)
+    assert fastest_single(chain_problem().with_memory(np.full(2, 5.0))) == (1, 1.5, False)
 
 
 def test_a_map_names_the_coarsest_modules_and_keeps_their_ops():

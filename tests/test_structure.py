@@ -15,7 +15,7 @@ MOST_OF_THE_ENVIRONMENT = 35
 needs nothing that makes them."""
 MOST_OF_LEARNING = 85
 """The same of `PlacementPPO`."""
-MOST_LINES, MOST_TEST_LINES = 48_900, 30_290
+MOST_LINES, MOST_TEST_LINES = 48_700, 30_290
 MOST_MODULES, MOST_SMALL_MODULES, SMALL = 313, 21, 60
 """Modules without tests, and how many of them, packages left out, have fewer lines than `SMALL`."""
 MOST_INNER_IMPORTS = 22

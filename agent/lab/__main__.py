@@ -31,8 +31,6 @@ FLAGS = {
     "granularities": "what one decision places",
     "graphs": "names of instances, or of models that others measured",
     "jobs": "trials at the same time, each on a core of its own",
-    "orders": "orders to decode in",
-    "policies": "policies, as NAME=FOLDER",
     "placers": "names of placers; NAME@POLICY for one with another policy",
     "seconds": "budgets in processor seconds",
     "seeds": "seeds of each search, from 0 on",

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
-from agent.lab.decodes import NO_ORDER, OrderDecodes
 from agent.lab.measured_clusters import TABLES, PublishedRuns
 from agent.lab.pivot import (
     LATE,
@@ -19,7 +17,6 @@ from agent.lab.pivot import (
     Pivot,
     Row,
     Rows,
-    Statistic,
     count,
     grouped,
     mean,
@@ -49,7 +46,7 @@ class Experiment:
     question: str
     tables: Sequence[Pivot]
     rows: str
-    run: InstanceTrials | SealedTrials | PublishedRuns | OrderDecodes
+    run: InstanceTrials | SealedTrials | PublishedRuns
     quick: Mapping[str, Any]
 
     def show(self, folder: Path) -> str:
@@ -187,118 +184,5 @@ EXPERIMENTS.register(
         tables=TABLES,
         run=PublishedRuns(),
         quick={"graphs": ("gpt-j-6b",)},
-    ),
-)
-
-
-def in_order(order: str, statistic: Statistic) -> Statistic:
-    """Makes a statistic of the decodes in an order, and of what has none."""
-    return lambda rows: statistic([row for row in rows if row["order"] in (order, NO_ORDER)])
-
-
-EXPERIMENTS.register(
-    "pretraining",
-    Experiment(
-        "Is the shipped policy as good as the one before, and in which orders?",
-        rows="pretraining.csv.gz",
-        tables=[
-            Pivot(
-                {"cluster": "cluster", "graphs": size_of},
-                [
-                    (f"{name} over {other}", in_order("topo", over(name, other)))
-                    for name, other in (
-                        ("shipped", "annealing"),
-                        ("before", "annealing"),
-                        ("rollout", "annealing"),
-                        ("random", "annealing"),
-                        ("shipped", "before"),
-                        ("shipped", "rollout"),
-                    )
-                ],
-                total="all",
-            ),
-            Pivot(
-                {"order": "order"},
-                [
-                    ("shipped over one device", only(mean("step_s", "single_s"), placer="shipped")),
-                    ("before over one device", only(mean("step_s", "single_s"), placer="before")),
-                    ("shipped over before", over("shipped", "before")),
-                    ("shipped over random weights", over("shipped", "random")),
-                ],
-                where=lambda row: row["order"] != NO_ORDER and row["n_ops"] < LARGE_OPS,
-            ),
-        ],
-        run=OrderDecodes(("shipped=pretrained", "before=runs/before", "random=random-weights")),
-        quick={"families": ("mixer",), "clusters": ("4xv100",), "policies": ("shipped=pretrained",)},
-    ),
-)
-
-LEARNING = ("random", "5.9M", "9.4M", "18.9M", "23.7M", "45.7M", "69.6M", "105.1M", "before", "rollout")
-"""Policies by the decisions that they have learned from, in millions."""
-
-
-EXPERIMENTS.register(
-    "reinforcement",
-    Experiment(
-        "What does reinforcement bring?",
-        rows="reinforcement.csv.gz",
-        tables=[
-            Pivot(
-                {"cluster": "cluster", "graphs": size_of},
-                [(name, over(name, "annealing")) for name in LEARNING],
-                total="all",
-            )
-        ],
-        run=OrderDecodes(tuple(f"{name}=runs/{name}" for name in LEARNING[:-1]), orders=("topo",)),
-        quick={"families": ("mixer",), "clusters": ("4xv100",), "policies": ("5.9M=pretrained",)},
-    ),
-)
-
-
-def over_seeds(kind: str, column: str) -> Statistic:
-    """Makes a statistic of trainings: the step over one device's, with a 95 % interval over their seeds.
-
-    A placement out of memory counts as 2; the interval is Student's for the logarithms, none of one seed.
-    """
-
-    def cell(rows: Rows) -> str:
-        logs: dict[int, list[float]] = {}
-        for row in rows:
-            if row["kind"] == kind:
-                ratio = min(row[column] / row["single_s"], 2.0)
-                logs.setdefault(row["seed"], []).append(float(np.log(ratio)))
-        means = np.array([np.mean(of_seed) for of_seed in logs.values()])
-        if len(means) == 1:
-            return f"{np.exp(means[0]):.3f}"
-        half = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
-        low, mid, high = np.exp(means.mean() + np.array([-half, 0.0, half]))
-        return f"{mid:.3f} ({low:.3f} to {high:.3f})"
-
-    return cell
-
-
-EXPERIMENTS.register(
-    "encoder_and_imitation",
-    Experiment(
-        "Do imitation, and a graph encoder that learns, pay for their time?",
-        rows="encoder_and_imitation.csv.gz",
-        tables=[
-            Pivot(
-                {"families and clusters": "recipe", "minutes": "minutes", "arm": "arm"},
-                [
-                    *(
-                        (f"{kind}, {what}", over_seeds(kind, column))
-                        for column, what in (("greedy_s", "one decode"), ("best_s", "best of 17"))
-                        for kind in ("held out", "unseen")
-                    ),
-                    (
-                        "decisions, millions",
-                        lambda rows: f"{np.mean([r['decisions'] for r in rows]) / 1e6:.1f}",
-                    ),
-                ],
-            )
-        ],
-        run=SealedTrials(("auto",), ("4xv100",), (1.0,)),
-        quick={"seconds": (0.1,)},
     ),
 )

@@ -64,8 +64,13 @@ def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
     for number in (KILL, TERM):
         before = progress(here, name)
         command = study(here, name)
-        command.wait_until(lambda before=before: progress(here, name) > before)
-        time.sleep(draw.uniform(0.0, 1.0))
+        # It may have little left to do, and end unseen.
+        command.wait_until(
+            lambda before=before, process=command.process: (
+                progress(here, name) > before or not process.is_alive()
+            )
+        )
+        time.sleep(draw.uniform(0.0, 0.5))
         command.send(number)
         code = command.wait()
         assert code in ((0, -KILL) if number == KILL else (0, 1)), command.output
